@@ -1,0 +1,486 @@
+// The C API over llama.h: models, contexts, sampling. See phx.h for the contract.
+#include "phx_impl.h"
+
+#include "ggml-backend.h"
+#include "llama-ext.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+namespace {
+
+// Expert tensors: the ones llama.cpp's --cpu-moe keeps in RAM.
+const char * const EXPERTS_PATTERN = "\\.ffn_(up|down|gate|gate_up)_(ch|)exps";
+
+const std::array<ggml_type, 9> KV_TYPES = { GGML_TYPE_F32,  GGML_TYPE_F16,    GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0,
+                                            GGML_TYPE_Q4_1, GGML_TYPE_IQ4_NL, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1 };
+
+bool on_progress(float fraction, void * user_data) {
+    auto * progress = static_cast<phx_progress *>(user_data);
+    __atomic_store(&progress->fraction, &fraction, __ATOMIC_RELAXED);
+    return __atomic_load_n(&progress->cancel, __ATOMIC_RELAXED) == 0;
+}
+
+bool mentions_memory(const std::string & text) {
+    for (const char * word : { "allocate", "out of memory", "not enough memory" }) {
+        if (text.find(word) != std::string::npos) {
+            return true;
+        }
+    }
+    return false;
+}
+
+}  // namespace
+
+struct phx_model {
+    llama_model * llama = nullptr;
+    const llama_vocab * vocab = nullptr;
+    int32_t n_vocab = 0;
+
+    bool has_vocab() const { return llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_NONE; }
+};
+
+// Which experts every token selected, layer by layer, as ggml's eval callback delivers them.
+struct routing_record {
+    std::map<int32_t, std::vector<uint16_t>> layers;  // layer -> [n_tokens][top_k]
+    int32_t top_k = 0;
+};
+
+struct phx_context {
+    phx_model * model = nullptr;
+    llama_context * llama = nullptr;
+    routing_record routing;
+    int32_t n_past = 0;     // tokens decoded: the position of the next one
+    int32_t n_outputs = 0;  // rows of logits that the last decode left
+};
+
+struct phx_sampler {
+    llama_sampler * llama = nullptr;
+};
+
+namespace {
+
+bool on_eval(ggml_tensor * tensor, bool ask, void * user_data) {
+    constexpr const char * prefix = "ffn_moe_topk-";
+    const bool wanted = strncmp(tensor->name, prefix, strlen(prefix)) == 0;
+    if (ask || !wanted) {
+        return ask ? wanted : true;
+    }
+    auto * record = static_cast<routing_record *>(user_data);
+    std::vector<uint16_t> & out = record->layers[atoi(tensor->name + strlen(prefix))];
+    record->top_k = int32_t(tensor->ne[0]);
+    std::vector<int32_t> row(size_t(tensor->ne[0]));
+    for (int64_t t = 0; t < tensor->ne[1]; t++) {
+        ggml_backend_tensor_get(tensor, row.data(), size_t(t) * tensor->nb[1], row.size() * sizeof(int32_t));
+        out.insert(out.end(), row.begin(), row.end());
+    }
+    return true;
+}
+
+// Runs one of upstream's "returns the size, or minus the size needed" functions.
+template <typename F> void into_buffer(int32_t cap, int32_t * needed, F && call) {
+    phx::require(needed != nullptr, "no place for the result's size");
+    const int32_t n = call();
+    if (n == INT32_MIN) {
+        throw phx::error(PHX_ERR_INVALID, "the text is too long to tokenize");
+    }
+    *needed = n < 0 ? -n : n;
+    if (n < 0) {
+        throw phx::error(PHX_ERR_BUFFER, "the buffer is too small");
+    }
+}
+
+void require_token(const phx_model * model, int32_t token) {
+    if (token < 0 || token >= model->n_vocab) {
+        throw phx::error(PHX_ERR_INVALID, "token " + std::to_string(token) + " is outside the vocabulary of " +
+                                              std::to_string(model->n_vocab) + " tokens");
+    }
+}
+
+void decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t outputs) {
+    phx::require(ctx && tokens && n > 0, "nothing to decode");
+    phx::require(uint32_t(n) <= llama_n_batch(ctx->llama), "more tokens than n_batch in one decode");
+    if (uint64_t(ctx->n_past) + uint64_t(n) > llama_n_ctx(ctx->llama)) {
+        throw phx::error(PHX_ERR_FULL, "the context of " + std::to_string(llama_n_ctx(ctx->llama)) + " tokens is full");
+    }
+    for (int32_t i = 0; i < n; i++) {
+        require_token(ctx->model, tokens[i]);
+    }
+    ctx->n_outputs = 0;
+
+    std::vector<llama_token> ids(tokens, tokens + n);
+    std::vector<llama_pos> positions(ids.size());
+    std::vector<int8_t> wanted(ids.size(), outputs == PHX_OUTPUTS_ALL);
+    for (int32_t i = 0; i < n; i++) {
+        positions[size_t(i)] = ctx->n_past + i;
+    }
+    wanted.back() = outputs != PHX_OUTPUTS_NONE;
+    llama_batch batch = {};
+    batch.n_tokens = n;
+    batch.token = ids.data();
+    batch.pos = positions.data();
+    batch.logits = wanted.data();
+
+    phx::log_capture log;
+    const int32_t result = llama_decode(ctx->llama, batch);
+    if (result != 0) {  // earlier parts of the batch may have been stored
+        llama_memory_seq_rm(llama_get_memory(ctx->llama), 0, ctx->n_past, -1);
+    }
+    if (result == 1) {
+        throw phx::error(PHX_ERR_FULL, "the context has no free slot for these tokens");
+    }
+    if (result != 0) {
+        throw phx::error(mentions_memory(log.text()) ? PHX_ERR_MEMORY : PHX_ERR_DECODE,
+                         "llama_decode failed (" + std::to_string(result) + "): " + log.text());
+    }
+    ctx->n_past += n;
+    ctx->n_outputs = outputs == PHX_OUTPUTS_ALL ? n : outputs == PHX_OUTPUTS_LAST ? 1 : 0;
+}
+
+int32_t sample(phx_context * ctx, phx_sampler * sampler) {
+    phx::require(ctx && sampler, "no context or no sampler");
+    phx::require(ctx->n_outputs > 0, "nothing was decoded, so there is no distribution to sample from");
+    return llama_sampler_sample(sampler->llama, ctx->llama, -1);
+}
+
+}  // namespace
+
+namespace phx {
+
+llama_model_params to_llama(const phx_model_params & params, model_overrides & overrides) {
+    llama_model_params result = llama_model_default_params();
+    result.n_gpu_layers = params.n_gpu_layers;
+    switch (params.load_mode) {
+        case PHX_LOAD_MMAP: result.load_mode = LLAMA_LOAD_MODE_MMAP; break;
+        case PHX_LOAD_COPY: result.load_mode = LLAMA_LOAD_MODE_NONE; break;
+        case PHX_LOAD_DIRECT_IO: result.load_mode = LLAMA_LOAD_MODE_DIRECT_IO; break;
+        default: throw error(PHX_ERR_INVALID, "unknown load mode");
+    }
+    if (params.n_cpu_moe < 0) {
+        overrides.patterns.push_back(EXPERTS_PATTERN);
+    }
+    for (int32_t i = 0; i < params.n_cpu_moe; i++) {
+        overrides.patterns.push_back("blk\\." + std::to_string(i) + EXPERTS_PATTERN);
+    }
+    for (const std::string & pattern : overrides.patterns) {
+        overrides.entries.push_back({ pattern.c_str(), ggml_backend_cpu_buffer_type() });
+    }
+    overrides.entries.push_back({ nullptr, nullptr });
+    result.tensor_buft_overrides = overrides.entries.data();
+    return result;
+}
+
+llama_context_params to_llama(const phx_context_params & params) {
+    llama_context_params result = llama_context_default_params();
+    result.n_ctx = params.n_ctx;
+    result.n_batch = params.n_batch;
+    result.n_ubatch = params.n_ubatch;
+    result.n_threads = params.n_threads;
+    result.n_threads_batch = params.n_threads;
+    result.type_k = ggml_type(params.type_k);
+    result.type_v = ggml_type(params.type_v);
+    result.flash_attn_type = llama_flash_attn_type(params.flash_attn);
+    result.no_perf = true;
+    return result;
+}
+
+}  // namespace phx
+
+// ---------------------------------------------------------------- model
+
+int phx_model_load(const char * path, const phx_model_params * params, phx_progress * progress, phx_model ** out) {
+    return phx::guarded([&] {
+        phx::require(path && params && progress && out, "a required argument is NULL");
+        phx::model_overrides overrides;
+        llama_model_params llama_params = phx::to_llama(*params, overrides);
+        llama_params.progress_callback = on_progress;
+        llama_params.progress_callback_user_data = progress;
+
+        phx::log_capture log;
+        llama_model * llama = llama_model_load_from_file(path, llama_params);
+        if (!llama) {
+            if (__atomic_load_n(&progress->cancel, __ATOMIC_RELAXED)) {
+                throw phx::error(PHX_ERR_CANCELLED, "loading was cancelled");
+            }
+            const std::string reason = log.text();
+            throw phx::error(mentions_memory(reason) ? PHX_ERR_MEMORY : PHX_ERR_LOAD, reason);
+        }
+        auto * model = new phx_model;
+        model->llama = llama;
+        model->vocab = llama_model_get_vocab(llama);
+        model->n_vocab = llama_vocab_n_tokens(model->vocab);
+        *out = model;
+    });
+}
+
+void phx_model_free(phx_model * model) {
+    if (model) {
+        llama_model_free(model->llama);
+        delete model;
+    }
+}
+
+int phx_model_get_info(const phx_model * model, phx_model_info * out) {
+    return phx::guarded([&] {
+        phx::require(model && out, "a required argument is NULL");
+        phx_model_info info = {};
+        phx_model_meta(model, "general.architecture", info.architecture, sizeof(info.architecture));
+        llama_model_desc(model->llama, info.description, sizeof(info.description));
+        info.n_params = llama_model_n_params(model->llama);
+        info.size = llama_model_size(model->llama);
+        info.n_layer = llama_model_n_layer(model->llama);
+        info.n_embd = llama_model_n_embd(model->llama);
+        info.n_vocab = model->n_vocab;
+        info.n_ctx_train = llama_model_n_ctx_train(model->llama);
+        info.n_expert = llama_model_n_expert(model->llama);
+        char value[32] = "0";
+        const std::string key = std::string(info.architecture) + ".expert_used_count";
+        phx_model_meta(model, key.c_str(), value, sizeof(value));
+        info.n_expert_used = atoi(value);
+        info.has_vocab = model->has_vocab();
+        info.has_decoder = llama_model_has_decoder(model->llama);
+        info.has_encoder = llama_model_has_encoder(model->llama);
+        info.token_bos = info.has_vocab ? llama_vocab_bos(model->vocab) : -1;
+        info.token_eos = info.has_vocab ? llama_vocab_eos(model->vocab) : -1;
+        info.add_bos = info.has_vocab && llama_vocab_get_add_bos(model->vocab);
+        *out = info;
+    });
+}
+
+int32_t phx_model_meta(const phx_model * model, const char * key, char * buf, size_t cap) {
+    return model && key ? llama_model_meta_val_str(model->llama, key, buf, cap) : -1;
+}
+
+int phx_tokenize(const phx_model * model, const char * text, int32_t n_text, int32_t add_special, int32_t parse_special,
+                 int32_t * tokens, int32_t cap, int32_t * n_tokens) {
+    return phx::guarded([&] {
+        phx::require(model && text && n_text >= 0 && cap >= 0, "a required argument is NULL or negative");
+        if (!model->has_vocab()) {
+            throw phx::error(PHX_ERR_UNSUPPORTED, "the model has no tokenizer");
+        }
+        into_buffer(cap, n_tokens, [&] {
+            return llama_tokenize(model->vocab, text, n_text, tokens, cap, add_special != 0, parse_special != 0);
+        });
+    });
+}
+
+int phx_token_to_piece(const phx_model * model, int32_t token, int32_t special, char * buf, int32_t cap, int32_t * n_bytes) {
+    return phx::guarded([&] {
+        phx::require(model && cap >= 0, "a required argument is NULL or negative");
+        require_token(model, token);
+        if (!model->has_vocab()) {
+            throw phx::error(PHX_ERR_UNSUPPORTED, "the model has no tokenizer");
+        }
+        into_buffer(cap, n_bytes, [&] { return llama_token_to_piece(model->vocab, token, buf, cap, 0, special != 0); });
+    });
+}
+
+int phx_detokenize(const phx_model * model, const int32_t * tokens, int32_t n_tokens, int32_t special, char * buf, int32_t cap,
+                   int32_t * n_bytes) {
+    return phx::guarded([&] {
+        phx::require(model && (tokens || n_tokens == 0) && n_tokens >= 0 && cap >= 0, "a required argument is NULL or negative");
+        for (int32_t i = 0; i < n_tokens; i++) {
+            require_token(model, tokens[i]);
+        }
+        if (!model->has_vocab()) {
+            throw phx::error(PHX_ERR_UNSUPPORTED, "the model has no tokenizer");
+        }
+        into_buffer(cap, n_bytes, [&] {
+            return llama_detokenize(model->vocab, tokens, n_tokens, buf, cap, /*remove_special=*/false, special != 0);
+        });
+    });
+}
+
+int32_t phx_token_is_eog(const phx_model * model, int32_t token) {
+    return model && token >= 0 && token < model->n_vocab && model->has_vocab() && llama_vocab_is_eog(model->vocab, token);
+}
+
+// ---------------------------------------------------------------- context
+
+int32_t phx_kv_type(const char * name) {
+    for (ggml_type type : KV_TYPES) {
+        if (name && strcmp(name, ggml_type_name(type)) == 0) {
+            return type;
+        }
+    }
+    return -1;
+}
+
+const char * phx_kv_type_name(int32_t index) {
+    return index >= 0 && size_t(index) < KV_TYPES.size() ? ggml_type_name(KV_TYPES[size_t(index)]) : nullptr;
+}
+
+int phx_context_new(phx_model * model, const phx_context_params * params, phx_context ** out) {
+    return phx::guarded([&] {
+        phx::require(model && params && out, "a required argument is NULL");
+        auto * ctx = new phx_context;
+        ctx->model = model;
+        llama_context_params llama_params = phx::to_llama(*params);
+        if (params->record_routing) {
+            llama_params.cb_eval = on_eval;
+            llama_params.cb_eval_user_data = &ctx->routing;
+        }
+        phx::log_capture log;
+        try {
+            ctx->llama = llama_init_from_model(model->llama, llama_params);
+        } catch (...) {
+            delete ctx;
+            throw;
+        }
+        if (!ctx->llama) {
+            delete ctx;
+            const std::string reason = log.text();
+            throw phx::error(mentions_memory(reason) ? PHX_ERR_MEMORY : PHX_ERR_INVALID, reason);
+        }
+        *out = ctx;
+    });
+}
+
+void phx_context_free(phx_context * ctx) {
+    if (ctx) {
+        llama_free(ctx->llama);
+        delete ctx;
+    }
+}
+
+uint32_t phx_context_n_ctx(const phx_context * ctx) {
+    return ctx ? llama_n_ctx(ctx->llama) : 0;
+}
+
+int32_t phx_context_n_past(const phx_context * ctx) {
+    return ctx ? ctx->n_past : 0;
+}
+
+void phx_context_clear(phx_context * ctx) {
+    if (ctx) {
+        llama_memory_clear(llama_get_memory(ctx->llama), /*data=*/false);
+        ctx->n_past = 0;
+        ctx->n_outputs = 0;
+    }
+}
+
+int phx_decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t outputs) {
+    return phx::guarded([&] {
+        decode(ctx, tokens, n, outputs);
+        llama_synchronize(ctx->llama);  // so that the caller's clock and Ctrl-C see the work done
+    });
+}
+
+int phx_logits(phx_context * ctx, int32_t first, int32_t n_rows, float * out) {
+    return phx::guarded([&] {
+        phx::require(ctx && out, "a required argument is NULL");
+        phx::require(first >= 0 && n_rows >= 0 && first <= ctx->n_outputs - n_rows, "there are no logits for these rows");
+        const float * logits = llama_get_logits(ctx->llama);
+        if (!logits) {
+            throw phx::error(PHX_ERR_UNSUPPORTED, "the model gives no logits");
+        }
+        const size_t width = size_t(ctx->model->n_vocab);
+        memcpy(out, logits + size_t(first) * width, size_t(n_rows) * width * sizeof(float));
+    });
+}
+
+int phx_routing_shape(const phx_context * ctx, int32_t * n_tokens, int32_t * n_layers, int32_t * top_k) {
+    return phx::guarded([&] {
+        phx::require(ctx && n_tokens && n_layers && top_k, "a required argument is NULL");
+        const routing_record & record = ctx->routing;
+        *n_layers = int32_t(record.layers.size());
+        *top_k = record.top_k;
+        *n_tokens = 0;
+        for (const auto & [layer, ids] : record.layers) {
+            const int32_t n = int32_t(ids.size() / size_t(record.top_k));
+            phx::require(*n_tokens == 0 || *n_tokens == n, "the layers recorded different numbers of tokens");
+            *n_tokens = n;
+        }
+    });
+}
+
+int phx_routing_read(const phx_context * ctx, int32_t * layers, uint16_t * out) {
+    int32_t n_tokens = 0;
+    int32_t n_layers = 0;
+    int32_t top_k = 0;
+    const int status = phx_routing_shape(ctx, &n_tokens, &n_layers, &top_k);
+    if (status != PHX_OK) {
+        return status;
+    }
+    size_t l = 0;
+    for (const auto & [layer, ids] : ctx->routing.layers) {
+        layers[l] = layer;
+        for (size_t t = 0; t < size_t(n_tokens); t++) {
+            std::copy_n(&ids[t * size_t(top_k)], top_k, &out[(t * size_t(n_layers) + l) * size_t(top_k)]);
+        }
+        l++;
+    }
+    return PHX_OK;
+}
+
+void phx_routing_clear(phx_context * ctx) {
+    if (ctx) {
+        ctx->routing.layers.clear();
+    }
+}
+
+// ---------------------------------------------------------------- sampling
+
+int phx_sampler_new(const phx_model * model, const phx_sampler_params * params, phx_sampler ** out) {
+    return phx::guarded([&] {
+        phx::require(model && params && out, "a required argument is NULL");
+        llama_sampler_chain_params chain_params = llama_sampler_chain_default_params();
+        chain_params.no_perf = true;
+        llama_sampler * chain = llama_sampler_chain_init(chain_params);
+        const bool penalties = params->repeat_penalty != 1.0f || params->presence_penalty != 0.0f || params->frequency_penalty != 0.0f;
+        if (penalties && params->repeat_last_n > 0) {
+            llama_sampler_chain_add(chain, llama_sampler_init_penalties(model->n_vocab, params->repeat_last_n, params->repeat_penalty,
+                                                                        params->frequency_penalty, params->presence_penalty));
+        }
+        if (params->temperature <= 0.0f) {
+            llama_sampler_chain_add(chain, llama_sampler_init_greedy());
+        } else {
+            if (params->top_k > 0) {
+                llama_sampler_chain_add(chain, llama_sampler_init_top_k(params->top_k));
+            }
+            if (params->top_p < 1.0f) {
+                llama_sampler_chain_add(chain, llama_sampler_init_top_p(params->top_p, 1));
+            }
+            if (params->min_p > 0.0f) {
+                llama_sampler_chain_add(chain, llama_sampler_init_min_p(params->min_p, 1));
+            }
+            llama_sampler_chain_add(chain, llama_sampler_init_temp(params->temperature));
+            llama_sampler_chain_add(chain, llama_sampler_init_dist(params->seed));
+        }
+        *out = new phx_sampler{ chain };
+    });
+}
+
+void phx_sampler_free(phx_sampler * sampler) {
+    if (sampler) {
+        llama_sampler_free(sampler->llama);
+        delete sampler;
+    }
+}
+
+int phx_sampler_accept(phx_sampler * sampler, const int32_t * tokens, int32_t n) {
+    return phx::guarded([&] {
+        phx::require(sampler && (tokens || n == 0), "a required argument is NULL");
+        for (int32_t i = 0; i < n; i++) {
+            llama_sampler_accept(sampler->llama, tokens[i]);
+        }
+    });
+}
+
+int phx_sample(phx_context * ctx, phx_sampler * sampler, int32_t * token) {
+    return phx::guarded([&] {
+        phx::require(token != nullptr, "no place for the token");
+        *token = sample(ctx, sampler);
+    });
+}
+
+int phx_step(phx_context * ctx, phx_sampler * sampler, int32_t token, int32_t * next) {
+    return phx::guarded([&] {
+        phx::require(next != nullptr, "no place for the token");
+        decode(ctx, &token, 1, PHX_OUTPUTS_LAST);
+        *next = sample(ctx, sampler);
+    });
+}

@@ -1,0 +1,221 @@
+// The C API between Python and the vendored llama.cpp.
+//
+// Opaque handles, int status codes, fixed-width types; no upstream struct crosses it and no exception leaves it.
+// ffi_build.py reads this file: keep it plain C declarations (no macros but PHX_API, no inline code).
+//
+// Rules
+//   * Every function that can fail returns an enum phx_status; on failure phx_last_error() has the message
+//     for the calling thread, and out parameters are untouched unless said otherwise.
+//   * A handle may be used by one thread at a time (the Python layer holds a lock). Different handles are independent.
+//   * Free in the order sampler, context, model. Freeing NULL is allowed.
+//   * Strings are UTF-8 and zero-terminated; a buffer that is too small gets a truncated string.
+#ifndef PHX_H
+#define PHX_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#ifndef PHX_API
+#define PHX_API __attribute__((visibility("default")))
+#endif
+
+enum phx_status {
+    PHX_OK = 0,
+    PHX_ERR_INVALID = 1,      // an argument is out of range, or a handle is NULL
+    PHX_ERR_LOAD = 2,         // the file is no model that can be loaded
+    PHX_ERR_MEMORY = 3,       // an allocation failed
+    PHX_ERR_FULL = 4,         // the context has no room for these tokens
+    PHX_ERR_DECODE = 5,       // the model could not be evaluated
+    PHX_ERR_CANCELLED = 6,    // phx_progress.cancel was set
+    PHX_ERR_UNSUPPORTED = 7,  // this model or build cannot do that
+    PHX_ERR_BUFFER = 8,       // the given buffer is too small; the needed size was written
+    PHX_ERR_INTERNAL = 9      // an assertion of the native code failed
+};
+
+// Message of the last failure in this thread. Returns its full length in bytes.
+PHX_API size_t phx_last_error(char * buf, size_t cap);
+
+// ---------------------------------------------------------------- process
+
+// Loads the compute backends that lie in lib_dir. May be called again: only the first call does anything.
+// A CUDA backend that cannot be loaded is no failure: the reason is logged and in phx_build_info.
+PHX_API int phx_init(const char * lib_dir);
+
+// What was built and what was loaded, as a JSON object. Returns its full length in bytes.
+PHX_API size_t phx_build_info(char * buf, size_t cap);
+
+// Takes the oldest record of the log ring. level: 1 debug, 2 info, 3 warning, 4 error (ggml's numbers).
+// dropped: records lost since the last call because the ring was full. Returns 1, or 0 when the ring is empty.
+PHX_API int phx_log_next(int32_t * level, char * buf, size_t cap, uint64_t * dropped);
+
+typedef struct {
+    char name[64];          // as llama.cpp names it: CPU, CUDA0
+    char description[128];  // product name
+    char backend[32];       // CPU, CUDA
+    int32_t is_gpu;
+    uint64_t memory_free;   // bytes
+    uint64_t memory_total;  // bytes
+} phx_device;
+
+PHX_API int32_t phx_device_count(void);
+PHX_API int phx_device_get(int32_t index, phx_device * out);
+
+// ---------------------------------------------------------------- model
+
+enum phx_load_mode { PHX_LOAD_MMAP = 0, PHX_LOAD_COPY = 1, PHX_LOAD_DIRECT_IO = 2 };
+
+typedef struct {
+    int32_t n_gpu_layers;   // layers in VRAM, -1 = all
+    int32_t n_cpu_moe;      // experts of the first n layers stay in RAM, 0 = none, -1 = of every layer
+    int32_t load_mode;      // enum phx_load_mode
+} phx_model_params;
+
+typedef struct {
+    float fraction;         // 0..1, written while loading
+    int32_t cancel;         // set to 1 (by any thread) to stop loading
+} phx_progress;
+
+typedef struct {
+    char architecture[64];
+    char description[128];
+    uint64_t n_params;
+    uint64_t size;          // bytes of all tensors
+    int32_t n_layer;
+    int32_t n_embd;
+    int32_t n_vocab;
+    int32_t n_ctx_train;    // tokens
+    int32_t n_expert;       // routed experts per layer, 0 = dense model
+    int32_t n_expert_used;  // selected per token
+    int32_t has_vocab;      // 0: the file has no tokenizer, only token ids can be used
+    int32_t has_decoder;
+    int32_t has_encoder;
+    int32_t add_bos;        // 1: prompts begin with token_bos
+    int32_t token_bos;      // -1 = none
+    int32_t token_eos;      // -1 = none
+} phx_model_info;
+
+typedef struct phx_model phx_model;
+
+PHX_API int phx_model_load(const char * path, const phx_model_params * params, phx_progress * progress, phx_model ** out);
+PHX_API void phx_model_free(phx_model * model);
+PHX_API int phx_model_get_info(const phx_model * model, phx_model_info * out);
+
+// Value of a metadata key of the GGUF as text. Returns its full length in bytes, or -1 when there is no such key.
+PHX_API int32_t phx_model_meta(const phx_model * model, const char * key, char * buf, size_t cap);
+
+// Token ids of UTF-8 text of n_text bytes. *n_tokens: tokens needed (also with PHX_ERR_BUFFER).
+PHX_API int phx_tokenize(const phx_model * model, const char * text, int32_t n_text, int32_t add_special, int32_t parse_special,
+                         int32_t * tokens, int32_t cap, int32_t * n_tokens);
+
+// Bytes of the text of one token (not necessarily whole UTF-8 characters). *n_bytes as above.
+PHX_API int phx_token_to_piece(const phx_model * model, int32_t token, int32_t special, char * buf, int32_t cap, int32_t * n_bytes);
+
+// Bytes of the text of several tokens, with the spaces that the tokenizer's rules add or remove.
+PHX_API int phx_detokenize(const phx_model * model, const int32_t * tokens, int32_t n_tokens, int32_t special,
+                           char * buf, int32_t cap, int32_t * n_bytes);
+
+// 1 if the token ends a generation.
+PHX_API int32_t phx_token_is_eog(const phx_model * model, int32_t token);
+
+// ---------------------------------------------------------------- context
+
+typedef struct {
+    uint32_t n_ctx;            // tokens
+    uint32_t n_batch;          // most tokens in one phx_decode
+    uint32_t n_ubatch;         // most tokens in one graph
+    int32_t n_threads;
+    int32_t type_k;            // from phx_kv_type
+    int32_t type_v;
+    int32_t flash_attn;        // -1 auto, 0 off, 1 on
+    int32_t record_routing;    // 1: keep which experts were selected (slower: cuts the graph at every layer)
+} phx_context_params;
+
+typedef struct phx_context phx_context;
+
+// ggml type number of a KV cache type such as "f16" or "q8_0", or -1 when there is no such type.
+PHX_API int32_t phx_kv_type(const char * name);
+
+// The i-th name that phx_kv_type takes, or NULL after the last.
+PHX_API const char * phx_kv_type_name(int32_t index);
+
+PHX_API int phx_context_new(phx_model * model, const phx_context_params * params, phx_context ** out);
+PHX_API void phx_context_free(phx_context * ctx);
+
+// Tokens that fit (upstream may round the request).
+PHX_API uint32_t phx_context_n_ctx(const phx_context * ctx);
+
+// Tokens decoded since the context was made or cleared: the position of the next one.
+PHX_API int32_t phx_context_n_past(const phx_context * ctx);
+
+// Forgets everything that was decoded.
+PHX_API void phx_context_clear(phx_context * ctx);
+
+enum phx_outputs { PHX_OUTPUTS_NONE = 0, PHX_OUTPUTS_LAST = 1, PHX_OUTPUTS_ALL = 2 };
+
+// Evaluates n tokens after those decoded before. outputs: for which of them logits are kept.
+// A failure leaves the context as it was before the call.
+PHX_API int phx_decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t outputs);
+
+// Copies the logits of output rows first .. first + n_rows - 1 of the last decode; out: float[n_rows][n_vocab].
+PHX_API int phx_logits(phx_context * ctx, int32_t first, int32_t n_rows, float * out);
+
+// Routing recorded since the context was made or phx_routing_clear was called.
+PHX_API int phx_routing_shape(const phx_context * ctx, int32_t * n_tokens, int32_t * n_layers, int32_t * top_k);
+// layers: int32[n_layers], the model's layer numbers; out: uint16[n_tokens][n_layers][top_k], best expert first.
+PHX_API int phx_routing_read(const phx_context * ctx, int32_t * layers, uint16_t * out);
+PHX_API void phx_routing_clear(phx_context * ctx);
+
+// ---------------------------------------------------------------- sampling
+
+typedef struct {
+    float temperature;        // 0 = always the most likely token
+    int32_t top_k;            // 0 = all
+    float top_p;              // 1 = off
+    float min_p;              // 0 = off
+    float repeat_penalty;     // 1 = off
+    float presence_penalty;   // 0 = off
+    float frequency_penalty;  // 0 = off
+    int32_t repeat_last_n;    // tokens that the three penalties look back, 0 = off
+    uint32_t seed;
+} phx_sampler_params;
+
+typedef struct phx_sampler phx_sampler;
+
+PHX_API int phx_sampler_new(const phx_model * model, const phx_sampler_params * params, phx_sampler ** out);
+PHX_API void phx_sampler_free(phx_sampler * sampler);
+
+// Tells the sampler of tokens that it did not choose (the prompt), for the penalties.
+PHX_API int phx_sampler_accept(phx_sampler * sampler, const int32_t * tokens, int32_t n);
+
+// Chooses the token after the last decode.
+PHX_API int phx_sample(phx_context * ctx, phx_sampler * sampler, int32_t * token);
+
+// One step of generation: decodes token, then chooses the next one.
+PHX_API int phx_step(phx_context * ctx, phx_sampler * sampler, int32_t token, int32_t * next);
+
+// ---------------------------------------------------------------- memory
+
+typedef struct {
+    char name[64];          // device name, as in phx_device
+    int32_t is_gpu;
+    uint64_t model;         // bytes of weights
+    uint64_t context;       // bytes of KV cache and recurrent state
+    uint64_t compute;       // bytes of the largest graph's buffers
+    uint64_t memory_free;   // bytes free on the device now
+    uint64_t memory_total;
+} phx_memory;
+
+// What a model and a context would allocate, without allocating it. Reads the file's metadata only.
+// out: one row per device, RAM last. *n: rows needed (also with PHX_ERR_BUFFER).
+PHX_API int phx_memory_plan(const char * path, const phx_model_params * model_params, const phx_context_params * context_params,
+                            phx_memory * out, int32_t cap, int32_t * n);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,93 @@
+// What the files of the C API share.
+//
+// Invariant: every exported function that calls upstream runs its body inside guarded(), so that neither a C++
+// exception nor a failed upstream assertion in the calling thread reaches Python as an abort.
+#pragma once
+
+#include "phx.h"
+
+#include "llama.h"
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace phx {
+
+struct error : std::runtime_error {
+    error(int code, const std::string & message) : std::runtime_error(message), status(code) {}
+    int status;
+};
+
+// Thrown in place of upstream's abort() when an assertion fails in a thread that is inside guarded().
+struct upstream_assertion : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+void set_last_error(const std::string & message);
+size_t copy_string(const std::string & from, char * buf, size_t cap);  // returns the full length
+
+void log_install();                                  // routes upstream's log and assertions here; idempotent
+void log_record(int level, const std::string & line);
+
+// While it lives, upstream's error and warning lines of this thread are collected, to explain a failure.
+// quiet: no line of this thread goes into the log, for work that the user did not ask for.
+class log_capture {
+  public:
+    explicit log_capture(bool quiet = false);
+    ~log_capture();
+    std::string text() const;  // the collected lines joined, "" if none
+
+    std::vector<std::string> lines;
+    const bool quiet;
+
+  private:
+    log_capture * outer;
+};
+
+// Marks the calling thread as being inside an API call, for upstream assertions.
+class api_scope {
+  public:
+    api_scope();
+    ~api_scope();
+};
+
+template <typename F> int guarded(F && body) {
+    api_scope scope;
+    try {
+        body();
+        return PHX_OK;
+    } catch (const error & e) {
+        set_last_error(e.what());
+        return e.status;
+    } catch (const upstream_assertion & e) {
+        set_last_error(e.what());
+        return PHX_ERR_INTERNAL;
+    } catch (const std::bad_alloc &) {
+        set_last_error("out of memory");
+        return PHX_ERR_MEMORY;
+    } catch (const std::exception & e) {
+        set_last_error(e.what());
+        return PHX_ERR_INTERNAL;
+    } catch (...) {
+        set_last_error("unknown native exception");
+        return PHX_ERR_INTERNAL;
+    }
+}
+
+inline void require(bool condition, const char * message) {
+    if (!condition) {
+        throw error(PHX_ERR_INVALID, message);
+    }
+}
+
+// Upstream's parameters for ours. The overrides must outlive the load.
+struct model_overrides {
+    std::vector<std::string> patterns;
+    std::vector<llama_model_tensor_buft_override> entries;
+};
+llama_model_params to_llama(const phx_model_params & params, model_overrides & overrides);
+llama_context_params to_llama(const phx_context_params & params);
+
+}  // namespace phx

@@ -1,0 +1,77 @@
+"""Run mixture-of-experts language models larger than VRAM on one GPU and one CPU.
+
+import pyhotexperts as phx
+
+with phx.Model() as model:  # the small model that is part of the package
+    print(model.generate("The harbour lay quiet", max_tokens=40).text)
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from pyhotexperts.errors import (
+    BusyError,
+    ClosedError,
+    ConfigError,
+    ContextFullError,
+    DecodeError,
+    InternalError,
+    LoadCancelledError,
+    ModelLoadError,
+    ModelNotFoundError,
+    NativeLibraryError,
+    OutOfMemoryError,
+    PromptError,
+    PyHotExpertsError,
+    UnavailableError,
+)
+from pyhotexperts.generation import Stream
+from pyhotexperts.loading import embedded_model
+from pyhotexperts.machine import Device, devices
+from pyhotexperts.model import Model, kv_types
+from pyhotexperts.offload import CpuExperts, FullGpu, Layers, Offload, cpu_experts, full_gpu, hot_experts, layers
+from pyhotexperts.results import Chunk, DeviceMemory, Generation, ModelInfo, Perplexity, Routing, Score
+from pyhotexperts.sampling import Sampling
+
+__version__ = version("pyhotexperts")
+
+__all__ = [
+    "BusyError",
+    "Chunk",
+    "ClosedError",
+    "ConfigError",
+    "ContextFullError",
+    "CpuExperts",
+    "DecodeError",
+    "Device",
+    "DeviceMemory",
+    "FullGpu",
+    "Generation",
+    "InternalError",
+    "Layers",
+    "LoadCancelledError",
+    "Model",
+    "ModelInfo",
+    "ModelLoadError",
+    "ModelNotFoundError",
+    "NativeLibraryError",
+    "Offload",
+    "OutOfMemoryError",
+    "Perplexity",
+    "PromptError",
+    "PyHotExpertsError",
+    "Routing",
+    "Sampling",
+    "Score",
+    "Stream",
+    "UnavailableError",
+    "__version__",
+    "cpu_experts",
+    "devices",
+    "embedded_model",
+    "full_gpu",
+    "hot_experts",
+    "kv_types",
+    "layers",
+]

@@ -1,0 +1,84 @@
+"""``pyhotexperts demo``: the embedded model writes, then a table of speed and of the experts that were used."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+from pyhotexperts.cli import generate, options
+from pyhotexperts.results import Generation, Routing
+
+# Our own sentences, one for each kind of text that the embedded model knows.
+PROMPTS = (
+    "The harbour lay quiet under the snow, and the old captain",
+    'def read_table(path, sep=\',\'):\n    """Read a table from a file."""\n',
+    "NOM\n       copier - copier des fichiers\n\nDESCRIPTION\n",
+)
+MAX_TOKENS = 96
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "demo",
+        help="let the embedded model write, and show which experts it used",
+        description="Let a model write three short texts, then show its speed and which experts it used.",
+    )
+    options.add_model_flags(parser)
+    parser.set_defaults(run=lambda arguments: run(parser, arguments))
+
+
+def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Run the command."""
+    options.resolve(parser, arguments)
+    with options.load_model(arguments) as model:
+        n_params = model.info.n_params / 1e6
+        print(f"{model.path}\n{model.info.description}, {n_params:.1f} M parameters, offload {model.offload}\n")
+        results: list[Generation] = []
+        routings: list[Routing] = []
+        for prompt in PROMPTS:
+            print("-" * 72)
+            print(prompt, end="", flush=True)
+            stream = model.stream(prompt, max_tokens=MAX_TOKENS, temperature=0.7, repeat_penalty=1.1, seed=1)
+            results.append(generate.show(stream))
+            if model.info.n_expert:
+                tokens = model.tokenize(prompt) + list(results[-1].tokens)
+                routings.append(model.routing(tokens[: model.n_ctx]))
+        print("-" * 72)
+        print("\n".join(speed_table(results)))
+        if routings:
+            print()
+            print("\n".join(expert_table(routings)))
+
+
+def speed_table(results: list[Generation]) -> list[str]:
+    """Lines of a table: speed of each text."""
+    lines = [f"{'text':<6}{'prompt':>8}{'tokens/s':>10}{'written':>9}{'tokens/s':>10}"]
+    for i, r in enumerate(results, 1):
+        lines.append(
+            f"{i:<6}{r.n_prompt_tokens:>8}{r.prompt_speed:>10.0f}{len(r.tokens):>9}{r.generation_speed:>10.0f}"
+        )
+    return lines
+
+
+def expert_table(routings: list[Routing]) -> list[str]:
+    """Lines of a table: for each layer, how unevenly the experts were used in each text."""
+    n_expert = routings[0].n_expert
+    quarter = max(1, n_expert // 4)
+    lines = [
+        f"Experts used, of {n_expert} in each layer; in brackets the share of uses that go to the {quarter} busiest:",
+        "layer "
+        + "".join(f"{'text ' + str(i):>14}" for i in range(1, len(routings) + 1))
+        + f"{'busiest in each text':>26}",
+    ]
+    counts = [r.counts() for r in routings]
+    for row, layer in enumerate(routings[0].layers):
+        cells = ""
+        for c in counts:
+            ordered = np.sort(c[row])[::-1]
+            cells += f"{np.count_nonzero(ordered):>7} ({ordered[:quarter].sum() / ordered.sum():>4.0%})"
+        busiest = ", ".join(f"{int(c[row].argmax())}" for c in counts)
+        lines.append(f"{layer:<6}{cells}{busiest:>26}")
+    return lines

@@ -1,0 +1,74 @@
+"""``pyhotexperts generate``: continue a prompt; the text goes to stdout, the speeds to stderr."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyhotexperts.cli import options
+from pyhotexperts.errors import ConfigError
+from pyhotexperts.generation import Stream
+from pyhotexperts.results import Generation
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "generate", help="continue a prompt", description="Continue a prompt with a model."
+    )
+    g = parser.add_argument_group("prompt")
+    g.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt; default: what comes from standard input")
+    g.add_argument("-f", "--file", type=Path, metavar="FNAME", help="a file that holds the prompt")
+    g.add_argument("--no-display-prompt", action="store_true", help="print the continuation alone")
+    options.add_model_flags(parser)
+    options.add_sampling_flags(parser)
+    parser.set_defaults(run=lambda arguments: run(parser, arguments))
+
+
+def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Run the command."""
+    options.resolve(parser, arguments)
+    prompt = read_prompt(arguments)
+    with options.load_model(arguments) as model:
+        stream = model.stream(prompt, **options.sampling_of(arguments))
+        if not arguments.no_display_prompt:
+            sys.stdout.write(prompt)
+        print(speeds(show(stream)), file=sys.stderr)
+
+
+def read_prompt(arguments: argparse.Namespace) -> str:
+    """The prompt from -p, -f or standard input."""
+    if arguments.prompt is not None and arguments.file is not None:
+        raise ConfigError("--prompt and --file contradict each other: give one of them")
+    if arguments.prompt is not None:
+        return str(arguments.prompt)
+    try:
+        data = sys.stdin.buffer.read() if arguments.file is None else arguments.file.read_bytes()
+    except OSError as e:
+        raise ConfigError(f"cannot read the prompt from {arguments.file}: {e.strerror}") from e
+    try:
+        text: str = data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"the prompt is not valid UTF-8: {e}") from None
+    return text
+
+
+def show(stream: Stream) -> Generation:
+    """Print a stream as it comes; returns its result."""
+    with stream:
+        for chunk in stream:
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        return stream.result
+
+
+def speeds(result: Generation) -> str:
+    """One line about a generation."""
+    return (
+        f"[prompt {result.n_prompt_tokens} tokens, {result.prompt_speed:.1f} tokens/s | "
+        f"generated {len(result.tokens)} tokens, {result.generation_speed:.1f} tokens/s | {result.finish_reason}]"
+    )

@@ -1,0 +1,360 @@
+"""Flags with llama.cpp's names, their ``LLAMA_ARG_*`` twins, and the model they describe.
+
+A flag given on the command line wins over its environment variable, which wins over the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any
+
+from pyhotexperts.errors import ConfigError
+from pyhotexperts.model import FLASH_ATTN, Model, kv_types
+from pyhotexperts.offload import Offload, cpu_experts, full_gpu, hot_experts, layers
+from pyhotexperts.placement import LOAD_MODES
+from pyhotexperts.sampling import Sampling
+
+OFFLOAD_MODES: dict[str, Callable[[], Offload | str]] = {
+    "auto": lambda: "auto",
+    "cpu_experts": cpu_experts,
+    "full_gpu": full_gpu,
+    "hot_experts": hot_experts,
+}
+
+TRUE_WORDS = {"1", "true", "on", "yes", "enabled"}
+FALSE_WORDS = {"0", "false", "off", "no", "disabled", ""}
+
+
+def boolean(text: str) -> bool:
+    """A truth value as llama.cpp's environment variables spell it."""
+    if text.lower() in TRUE_WORDS:
+        return True
+    if text.lower() in FALSE_WORDS:
+        return False
+    raise ValueError(text)
+
+
+def gpu_layers(text: str) -> int:
+    """A number of layers, or llama.cpp's words for all of them."""
+    return -1 if text in ("all", "auto") else int(text)
+
+
+def add(
+    group: argparse._ArgumentGroup,
+    *flags: str,
+    env: str,
+    convert: Callable[[str], Any] = str,
+    default: Any = None,
+    **more: Any,
+) -> None:
+    """Add a flag with a twin in the environment; `resolve` converts its text, so that both are checked alike."""
+    more["help"] = f"{more['help']} (env {env})"
+    action = group.add_argument(*flags, default=None, **more)
+    action.twin = (env, convert, default)  # type: ignore[attr-defined]
+
+
+def resolve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Fill in flags that were not given from the environment, and check all values.
+
+    Raises
+    ------
+    ConfigError
+        Naming the flag or variable whose value cannot be used.
+    """
+    for action in parser._actions:
+        twin = getattr(action, "twin", None)
+        if twin is None:
+            continue
+        env, convert, default = twin
+        text, origin = getattr(arguments, action.dest), action.option_strings[-1]
+        if text is None and env in os.environ:
+            text, origin = os.environ[env], f"the environment variable {env}"
+        if text is None or isinstance(text, bool):
+            value = default if text is None else text
+        else:
+            try:
+                value = convert(text)
+            except ValueError:
+                raise ConfigError(f"{origin} has the value {text!r}, which is {_expected(convert)}") from None
+        setattr(arguments, action.dest, value)
+
+
+def _expected(convert: Callable[[str], Any]) -> str:
+    if convert in (int, gpu_layers):
+        return "no whole number"
+    if convert is float:
+        return "no number"
+    return "neither on nor off"
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that say which model to load, and how."""
+    g = parser.add_argument_group("model")
+    add(
+        g,
+        "-m",
+        "--model",
+        env="LLAMA_ARG_MODEL",
+        metavar="FNAME",
+        help="GGUF file; default: the small model of the package",
+    )
+    add(
+        g,
+        "-c",
+        "--ctx-size",
+        env="LLAMA_ARG_CTX_SIZE",
+        convert=int,
+        metavar="N",
+        help="tokens of context; default: 4096, or the model's own if less",
+    )
+    add(
+        g,
+        "-b",
+        "--batch-size",
+        env="LLAMA_ARG_BATCH",
+        convert=int,
+        default=2048,
+        metavar="N",
+        help="tokens handed over at a time; default: 2048",
+    )
+    add(
+        g,
+        "-ub",
+        "--ubatch-size",
+        env="LLAMA_ARG_UBATCH",
+        convert=int,
+        default=512,
+        metavar="N",
+        help="tokens in one pass of the prompt; default: 512",
+    )
+    add(
+        g,
+        "-t",
+        "--threads",
+        env="LLAMA_ARG_THREADS",
+        convert=int,
+        metavar="N",
+        help="CPU threads; default: physical cores",
+    )
+    add(
+        g,
+        "-fa",
+        "--flash-attn",
+        env="LLAMA_ARG_FLASH_ATTN",
+        default="auto",
+        metavar="|".join(FLASH_ATTN),
+        help="flash attention; default: auto",
+    )
+    add(
+        g,
+        "-ctk",
+        "--cache-type-k",
+        env="LLAMA_ARG_CACHE_TYPE_K",
+        default="f16",
+        metavar="TYPE",
+        help=f"type of the cache's keys, one of {', '.join(kv_types())}; default: f16",
+    )
+    add(
+        g,
+        "-ctv",
+        "--cache-type-v",
+        env="LLAMA_ARG_CACHE_TYPE_V",
+        default="f16",
+        metavar="TYPE",
+        help="type of the cache's values; default: f16",
+    )
+    add(
+        g,
+        "-lm",
+        "--load-mode",
+        env="LLAMA_ARG_LOAD_MODE",
+        default="mmap",
+        metavar="|".join(LOAD_MODES),
+        help="how weights reach RAM; default: mmap",
+    )
+
+    g = parser.add_argument_group("offload")
+    add(
+        g,
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        env="LLAMA_ARG_N_GPU_LAYERS",
+        convert=gpu_layers,
+        metavar="N",
+        help="layers that use the GPU; default: all",
+    )
+    add(
+        g,
+        "-cmoe",
+        "--cpu-moe",
+        env="LLAMA_ARG_CPU_MOE",
+        convert=boolean,
+        default=False,
+        action="store_true",
+        help="keep the experts of all layers in RAM",
+    )
+    add(
+        g,
+        "-ncmoe",
+        "--n-cpu-moe",
+        env="LLAMA_ARG_N_CPU_MOE",
+        convert=int,
+        metavar="N",
+        help="keep the experts of the first N layers in RAM",
+    )
+    g.add_argument(
+        "--offload",
+        choices=OFFLOAD_MODES,
+        default="auto",
+        help="offload mode; default: auto (-cmoe and -ncmoe choose one too)",
+    )
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that say how tokens are chosen. Their defaults are those of `Sampling`."""
+    g = parser.add_argument_group("sampling")
+    d = Sampling()
+    add(
+        g,
+        "-n",
+        "--predict",
+        "--n-predict",
+        env="LLAMA_ARG_N_PREDICT",
+        convert=int,
+        metavar="N",
+        help="most tokens to generate; default: what fits, -1 = the same",
+    )
+    add(
+        g,
+        "--temp",
+        "--temperature",
+        env="LLAMA_ARG_TEMPERATURE",
+        convert=float,
+        default=d.temperature,
+        metavar="N",
+        help=f"temperature, 0 = greedy; default: {d.temperature}",
+    )
+    add(
+        g,
+        "--top-k",
+        env="LLAMA_ARG_TOP_K",
+        convert=int,
+        default=d.top_k,
+        metavar="N",
+        help=f"0 = off; default: {d.top_k}",
+    )
+    add(
+        g,
+        "--top-p",
+        env="LLAMA_ARG_TOP_P",
+        convert=float,
+        default=d.top_p,
+        metavar="N",
+        help=f"1 = off; default: {d.top_p}",
+    )
+    add(
+        g,
+        "--min-p",
+        env="LLAMA_ARG_MIN_P",
+        convert=float,
+        default=d.min_p,
+        metavar="N",
+        help=f"0 = off; default: {d.min_p}",
+    )
+    add(
+        g,
+        "--repeat-penalty",
+        env="LLAMA_ARG_REPEAT_PENALTY",
+        convert=float,
+        default=d.repeat_penalty,
+        metavar="N",
+        help=f"1 = off; default: {d.repeat_penalty}",
+    )
+    add(
+        g,
+        "--presence-penalty",
+        env="LLAMA_ARG_PRESENCE_PENALTY",
+        convert=float,
+        default=d.presence_penalty,
+        metavar="N",
+        help=f"0 = off; default: {d.presence_penalty}",
+    )
+    add(
+        g,
+        "--frequency-penalty",
+        env="LLAMA_ARG_FREQUENCY_PENALTY",
+        convert=float,
+        default=d.frequency_penalty,
+        metavar="N",
+        help=f"0 = off; default: {d.frequency_penalty}",
+    )
+    g.add_argument(
+        "--repeat-last-n",
+        type=int,
+        default=d.repeat_last_n,
+        metavar="N",
+        help=f"tokens that the penalties look back; default: {d.repeat_last_n}",
+    )
+    g.add_argument(
+        "-s", "--seed", type=int, default=None, metavar="SEED", help="seed; default: a new one, -1 = the same"
+    )
+    g.add_argument(
+        "-r", "--reverse-prompt", action="append", default=[], metavar="TEXT", help="stop at this text; may be repeated"
+    )
+
+
+def offload_of(arguments: argparse.Namespace) -> Offload | str:
+    """The offload mode that the flags describe."""
+    given = [
+        name
+        for name, is_given in (
+            ("--offload", arguments.offload != "auto"),
+            ("--cpu-moe", arguments.cpu_moe),
+            ("--n-cpu-moe", arguments.n_cpu_moe is not None),
+        )
+        if is_given
+    ]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} contradict each other: give one of them")
+    if arguments.cpu_moe:
+        return cpu_experts()
+    if arguments.n_cpu_moe is not None:
+        return layers(arguments.n_cpu_moe)
+    return OFFLOAD_MODES[arguments.offload]()
+
+
+def load_model(arguments: argparse.Namespace) -> Model:
+    """The model that the flags describe."""
+    return Model(
+        arguments.model,
+        offload=offload_of(arguments),
+        n_gpu_layers=arguments.gpu_layers,
+        n_ctx=arguments.ctx_size,
+        n_batch=arguments.batch_size,
+        n_ubatch=arguments.ubatch_size,
+        n_threads=arguments.threads,
+        type_k=arguments.cache_type_k,
+        type_v=arguments.cache_type_v,
+        flash_attn=arguments.flash_attn,
+        load_mode=arguments.load_mode,
+    )
+
+
+def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments of `Model.stream` that the flags describe."""
+    return {
+        "max_tokens": None if arguments.predict in (None, -1) else arguments.predict,
+        "temperature": arguments.temp,
+        "top_k": arguments.top_k,
+        "top_p": arguments.top_p,
+        "min_p": arguments.min_p,
+        "repeat_penalty": arguments.repeat_penalty,
+        "presence_penalty": arguments.presence_penalty,
+        "frequency_penalty": arguments.frequency_penalty,
+        "repeat_last_n": arguments.repeat_last_n,
+        "seed": arguments.seed,
+        "stop": tuple(arguments.reverse_prompt),
+    }

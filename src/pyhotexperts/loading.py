@@ -1,0 +1,117 @@
+"""Loading a model file: checks that need no native code, progress, and stopping with Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from pyhotexperts import _ffi
+from pyhotexperts.errors import ConfigError, LoadCancelledError, ModelLoadError, ModelNotFoundError
+from pyhotexperts.placement import Placement
+
+ProgressCallback = Callable[[float], object]
+
+POLL_SECONDS = 0.05
+
+
+def embedded_model() -> Path:
+    """The small mixture-of-experts model that is part of the package (its card: data/SOURCES.md)."""
+    return Path(__file__).parent / "data" / "tinymoe-q4_k_m.gguf"
+
+
+def check_file(path: str | os.PathLike[str] | None) -> str:
+    """The path of a file that may be a GGUF; None is the embedded model.
+
+    Raises
+    ------
+    ModelNotFoundError, ModelLoadError
+        If it is missing, a folder, empty, unreadable or not a GGUF.
+    """
+    if path is None:
+        path = embedded_model()
+    try:
+        name = os.fsdecode(os.fspath(path))
+    except TypeError:
+        raise ConfigError(f"path must be a path to a GGUF file, not {path!r}") from None
+    if "\0" in name:
+        raise ConfigError(f"path must not contain a zero byte: {name!r}")
+    try:
+        with open(name, "rb") as file:
+            magic = file.read(4)
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"there is no file {name}: give the path of a GGUF model") from None
+    except IsADirectoryError:
+        raise ModelLoadError(f"{name} is a folder: give the path of a GGUF file in it") from None
+    except OSError as e:
+        raise ModelLoadError(f"cannot read {name}: {e.strerror}") from e
+    if not magic:
+        raise ModelLoadError(f"{name} is empty: download or copy the model again")
+    if magic != b"GGUF":
+        raise ModelLoadError(f"{name} is no GGUF file (it begins with {magic!r}): give a model in GGUF format")
+    return name
+
+
+def load(placement: Placement, progress: ProgressCallback | bool | None) -> Any:
+    """Load the model of a placement; returns the native handle.
+
+    The native call runs in a thread of its own, so that this one can show progress and be interrupted; an
+    exception here (Ctrl-C, or one of the callback) stops the load and is raised when the thread has ended.
+    """
+    ffi, lib = _ffi.ffi, _ffi.lib
+    path = placement.request.path
+    state = ffi.new("phx_progress *")
+    out = ffi.new("phx_model **")
+    failure: list[Exception] = []
+
+    def work() -> None:
+        params = placement.request.model_params(placement.offload)
+        try:
+            _ffi.check(lib.phx_model_load(os.fsencode(path), params, state, out), f"cannot load {path}")
+        except Exception as e:
+            failure.append(e)
+
+    thread = threading.Thread(target=work, name="pyhotexperts-load", daemon=True)
+    interruption: BaseException | None = None
+    with _reporter(progress, Path(path).name) as report:
+        thread.start()
+        while thread.is_alive():
+            try:
+                thread.join(POLL_SECONDS)
+                if interruption is None:
+                    report(state.fraction)
+            except BaseException as e:  # includes KeyboardInterrupt
+                interruption = interruption or e
+                state.cancel = 1
+        if interruption is None and not failure:
+            report(1.0)
+    if interruption is not None:
+        lib.phx_model_free(out[0])
+        raise interruption
+    if failure:
+        if isinstance(failure[0], LoadCancelledError):
+            raise LoadCancelledError(f"loading {path} was stopped") from failure[0]
+        raise failure[0]
+    return out[0]
+
+
+@contextmanager
+def _reporter(progress: ProgressCallback | bool | None, name: str) -> Iterator[ProgressCallback]:
+    """Where the loaded fraction goes: the given callback, or a bar on stderr when that is a terminal."""
+    if callable(progress):
+        yield progress
+        return
+    disable = not sys.stderr.isatty() if progress is None else not progress
+    with tqdm(total=100, desc=f"loading {name}", unit="%", leave=False, disable=disable, file=sys.stderr) as bar:
+
+        def show(fraction: float) -> None:
+            bar.n = round(100 * fraction)
+            bar.refresh()
+
+        yield show

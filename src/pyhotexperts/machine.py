@@ -1,0 +1,77 @@
+"""What this machine has: processor cores, memory, compute devices."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyhotexperts import _ffi
+
+
+@dataclass(frozen=True)
+class Device:
+    """A compute device as llama.cpp sees it; memory in bytes."""
+
+    name: str
+    description: str
+    backend: str
+    is_gpu: bool
+    memory_free: int
+    memory_total: int
+
+
+def devices() -> list[Device]:
+    """The compute devices of this process, the CPU among them."""
+    _ffi.init()
+    result = []
+    for i in range(_ffi.lib.phx_device_count()):
+        d = _ffi.ffi.new("phx_device *")
+        _ffi.check(_ffi.lib.phx_device_get(i, d), "asking for a device")
+        result.append(
+            Device(
+                name=_ffi.text_of(d.name),
+                description=_ffi.text_of(d.description),
+                backend=_ffi.text_of(d.backend),
+                is_gpu=bool(d.is_gpu),
+                memory_free=d.memory_free,
+                memory_total=d.memory_total,
+            )
+        )
+    return result
+
+
+def has_gpu() -> bool:
+    """Whether a GPU can be used by this process."""
+    return any(d.is_gpu for d in devices())
+
+
+def default_threads() -> int:
+    """Physical cores that this process may run on (a second hardware thread of a core seldom helps)."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = set()
+    for cpu in allowed:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text())
+        except OSError:
+            return len(allowed)
+    return max(1, len(cores))
+
+
+def available_ram() -> int | None:
+    """Bytes of RAM that can be taken without swapping, None if unknown. Minds the limit of a container."""
+    values = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                values.append(int(line.split()[1]) * 1024)
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        values.append(max(0, limit - used))
+    except (OSError, ValueError):
+        pass  # no container limit ("max" is no number)
+    return min(values, default=None)

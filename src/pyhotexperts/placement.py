@@ -1,0 +1,184 @@
+"""Before loading: what would a model take on each device, does it fit, and which offload mode is best."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyhotexperts import _ffi, machine
+from pyhotexperts.errors import ConfigError, OutOfMemoryError, UnavailableError
+from pyhotexperts.offload import CpuExperts, FullGpu, Layers, Offload, cpu_experts, full_gpu
+from pyhotexperts.results import DeviceMemory
+
+# VRAM left free beside what the plan counts: CUDA's own context and memory pools. llama.cpp's --fit leaves as much.
+VRAM_MARGIN = 1 << 30
+
+LOAD_MODES = {"mmap": "PHX_LOAD_MMAP", "copy": "PHX_LOAD_COPY", "direct_io": "PHX_LOAD_DIRECT_IO"}
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """Everything that decides what a load allocates. Validated by its maker (`Model`)."""
+
+    path: str
+    n_gpu_layers: int  # -1 = all
+    load_mode: str
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    type_k: int
+    type_v: int
+    flash_attn: int
+
+    def model_params(self, offload: Offload) -> Any:
+        """The native model parameters."""
+        params = _ffi.ffi.new("phx_model_params *")
+        params.n_gpu_layers = self.n_gpu_layers
+        params.n_cpu_moe = offload.n_cpu_moe if machine.has_gpu() else 0  # without a GPU all is in RAM anyway
+        params.load_mode = getattr(_ffi.lib, LOAD_MODES[self.load_mode])
+        return params
+
+    def context_params(self, record_routing: bool = False) -> Any:
+        """The native context parameters."""
+        params = _ffi.ffi.new("phx_context_params *")
+        for name in ("n_ctx", "n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "flash_attn"):
+            setattr(params, name, getattr(self, name))
+        params.record_routing = record_routing
+        return params
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A decision: the request as it will be loaded, the offload mode, and the memory it takes."""
+
+    request: LoadRequest
+    offload: Offload
+    memory: tuple[DeviceMemory, ...]
+    reason: str
+
+
+def plan(request: LoadRequest, offload: Offload) -> tuple[DeviceMemory, ...]:
+    """What the model and its context would take on each device, RAM last. Reads metadata only."""
+    rows = _ffi.ffi.new("phx_memory[]", 32)
+    n = _ffi.ffi.new("int32_t *")
+    status = _ffi.lib.phx_memory_plan(
+        os.fsencode(request.path), request.model_params(offload), request.context_params(), rows, len(rows), n
+    )
+    _ffi.check(status, f"cannot load {request.path}")
+    return tuple(
+        DeviceMemory(
+            name=_ffi.text_of(r.name),
+            is_gpu=bool(r.is_gpu),
+            model=r.model,
+            context=r.context,
+            compute=r.compute,
+            free=r.memory_free,
+            total=r.memory_total,
+        )
+        for r in rows[0 : n[0]]
+    )
+
+
+def fits_gpu(memory: tuple[DeviceMemory, ...]) -> bool:
+    """Whether every GPU has room for its part, with the margin."""
+    return all(m.needed + VRAM_MARGIN <= m.free for m in memory if m.is_gpu and m.needed)
+
+
+def decide(request: LoadRequest, offload: Offload | str, n_gpu_layers_given: bool) -> Placement:
+    """Settle the offload mode and check that it fits.
+
+    Raises
+    ------
+    UnavailableError
+        If a mode that needs a GPU is asked for where there is none.
+    OutOfMemoryError
+        If VRAM or RAM cannot hold what the mode needs.
+    """
+    gpu = machine.has_gpu()
+    if isinstance(offload, str):
+        if offload != "auto":
+            raise ConfigError(
+                f'offload must be "auto", cpu_experts(), layers(n), full_gpu() or hot_experts(...), not {offload!r}'
+            )
+        placement = _automatic(request, gpu, n_gpu_layers_given)
+    else:
+        if not gpu and isinstance(offload, FullGpu | Layers):
+            raise UnavailableError(
+                f"{offload} needs a GPU, and this process can use none: {_no_gpu_reason()}; "
+                "cpu_experts() runs everything on the CPU"
+            )
+        placement = Placement(request, offload, plan(request, offload), "as asked for")
+    _check_memory(placement)
+    return placement
+
+
+def _automatic(request: LoadRequest, gpu: bool, n_gpu_layers_given: bool) -> Placement:
+    """Everything on the GPU if it fits, else the experts on the CPU; fewer layers of a model without experts."""
+    if not gpu:
+        return Placement(request, cpu_experts(), plan(request, cpu_experts()), f"no GPU: {_no_gpu_reason()}")
+    everything = plan(request, full_gpu())
+    if fits_gpu(everything):
+        return Placement(request, full_gpu(), everything, "everything fits on the GPU")
+    without_experts = plan(request, cpu_experts())
+    moves_experts = _vram(without_experts) < _vram(everything)
+    if moves_experts or n_gpu_layers_given:
+        offload: Offload = cpu_experts() if moves_experts else full_gpu()
+        memory = without_experts if moves_experts else everything
+        return Placement(request, offload, memory, "not everything fits on the GPU")
+    return _fewer_layers(request)
+
+
+def _fewer_layers(request: LoadRequest) -> Placement:
+    """A dense model that does not fit: as many layers on the GPU as do."""
+    low, high = 0, 1024  # low fits, high does not
+    best = plan(replace(request, n_gpu_layers=0), full_gpu())
+    while high - low > 1:
+        middle = (low + high) // 2
+        memory = plan(replace(request, n_gpu_layers=middle), full_gpu())
+        if fits_gpu(memory):
+            low, best = middle, memory
+        else:
+            high = middle
+    reduced = replace(request, n_gpu_layers=low)
+    return Placement(reduced, full_gpu(), best, f"{low} layers of this dense model fit on the GPU")
+
+
+def _vram(memory: tuple[DeviceMemory, ...]) -> int:
+    return sum(m.model for m in memory if m.is_gpu)
+
+
+def _check_memory(placement: Placement) -> None:
+    for m in placement.memory:
+        if m.is_gpu:
+            needed, free, what = m.needed, m.free, f"VRAM of {m.name}"
+            advice = "take cpu_experts() or more layers in layers(n), a smaller n_ctx or n_ubatch, or type_k='q8_0'"
+        else:
+            mapped = placement.request.load_mode == "mmap"  # the page cache may drop mapped weights
+            needed = m.needed - (m.model if mapped else 0)
+            free = machine.available_ram() or needed
+            what = "RAM"
+            advice = "take a smaller n_ctx or n_ubatch" + ("" if mapped else ", or load_mode='mmap'")
+        if needed > free:
+            raise OutOfMemoryError(
+                f"{placement.request.path} with {placement.offload} and n_ctx={placement.request.n_ctx} needs "
+                f"{_gib(needed)} of {what}, and {_gib(free)} are free: {advice}"
+            )
+
+
+def _no_gpu_reason() -> str:
+    return str(_ffi.build_info()["cuda_inactive_reason"]) or "no device was found"
+
+
+def _gib(n: int) -> str:
+    return f"{n / (1 << 30):.2f} GiB"
+
+
+def describe(placement: Placement) -> str:
+    """One line for the log: what was decided, and the memory it takes."""
+    parts = [f"{m.name} {_gib(m.needed)}" for m in placement.memory if m.needed]
+    return f"offload {placement.offload} ({placement.reason}); memory: {', '.join(parts)}"
+
+
+__all__ = ["LOAD_MODES", "CpuExperts", "LoadRequest", "Placement", "decide", "describe", "plan"]

@@ -1,0 +1,92 @@
+"""How the next token is chosen from the model's distribution."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+from pyhotexperts.errors import ConfigError
+from pyhotexperts.validation import integer, real
+
+MAX_SEED = 2**32 - 1
+
+
+def seed_value(seed: int | None) -> int:
+    """A seed for the native sampler; None or -1 draws one."""
+    if seed is None or seed == -1:
+        return secrets.randbelow(MAX_SEED)
+    return integer("seed", seed, 0, MAX_SEED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Sampling parameters, applied in this order: penalties, top_k, top_p, min_p, temperature.
+
+    The defaults are llama.cpp's.
+
+    Parameters
+    ----------
+    temperature
+        Divides the logits; 0 = always the most likely token (greedy).
+    top_k
+        Keep this many most likely tokens, 0 = all.
+    top_p
+        Keep the most likely tokens that together have this probability, 1 = off.
+    min_p
+        Keep tokens with at least this share of the most likely one's probability, 0 = off.
+    repeat_penalty
+        Divides the logits of tokens seen in the last `repeat_last_n` ones, 1 = off.
+    presence_penalty, frequency_penalty
+        Subtracted from those tokens' logits, once and per occurrence, 0 = off.
+    repeat_last_n
+        Tokens that the penalties look back over, prompt included, 0 = off.
+    seed
+        Seed of the random choice, None or -1 = a new one each time.
+    stop
+        Strings that end the generation; they are not part of the text.
+    max_tokens
+        Most tokens to generate, None = as many as the context holds.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of range.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_last_n: int = 64
+    seed: int | None = None
+    stop: str | tuple[str, ...] | list[str] = field(default=())
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        real("temperature", self.temperature, 0, 1000)
+        integer("top_k", self.top_k, 0, 2**31 - 1)
+        real("top_p", self.top_p, 0, 1)
+        real("min_p", self.min_p, 0, 1)
+        real("repeat_penalty", self.repeat_penalty, 0.01, 100)
+        real("presence_penalty", self.presence_penalty, -100, 100)
+        real("frequency_penalty", self.frequency_penalty, -100, 100)
+        integer("repeat_last_n", self.repeat_last_n, 0, 1_000_000)
+        if self.seed is not None:
+            integer("seed", self.seed, -1, MAX_SEED)
+        if self.max_tokens is not None:
+            integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        if isinstance(self.stop, bytes) or not all(isinstance(s, str) and s for s in self.stop_strings):
+            raise ConfigError(f"stop must be a non-empty string or a list of such, not {self.stop!r}")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings as a tuple."""
+        if isinstance(self.stop, str):
+            return (self.stop,)
+        try:
+            return tuple(self.stop)
+        except TypeError:
+            raise ConfigError(f"stop must be a non-empty string or a list of such, not {self.stop!r}") from None
