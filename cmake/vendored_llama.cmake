@@ -6,8 +6,9 @@
 
 set(PHX_LLAMA_DIR "${CMAKE_CURRENT_SOURCE_DIR}/vendor/llama.cpp")
 
+file(GLOB patches CONFIGURE_DEPENDS vendor/patches/*.patch)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
-    vendor/llama.cpp.lock vendor/fetch.py vendor/patches/series)
+    vendor/llama.cpp.lock vendor/fetch.py vendor/patches/series ${patches})
 execute_process(
     COMMAND "${Python_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/vendor/fetch.py"
     RESULT_VARIABLE fetch_result)

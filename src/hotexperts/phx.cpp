@@ -15,6 +15,8 @@ namespace {
 // Expert tensors: the ones llama.cpp's --cpu-moe keeps in RAM.
 const char * const EXPERTS_PATTERN = "\\.ffn_(up|down|gate|gate_up)_(ch|)exps";
 
+constexpr uint32_t DEFAULT_N_CTX = 4096;
+
 const std::array<ggml_type, 9> KV_TYPES = { GGML_TYPE_F32,  GGML_TYPE_F16,    GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0,
                                             GGML_TYPE_Q4_1, GGML_TYPE_IQ4_NL, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1 };
 
@@ -22,15 +24,6 @@ bool on_progress(float fraction, void * user_data) {
     auto * progress = static_cast<phx_progress *>(user_data);
     __atomic_store(&progress->fraction, &fraction, __ATOMIC_RELAXED);
     return __atomic_load_n(&progress->cancel, __ATOMIC_RELAXED) == 0;
-}
-
-bool mentions_memory(const std::string & text) {
-    for (const char * word : { "allocate", "out of memory", "not enough memory" }) {
-        if (text.find(word) != std::string::npos) {
-            return true;
-        }
-    }
-    return false;
 }
 
 }  // namespace
@@ -133,8 +126,7 @@ void decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t output
         throw phx::error(PHX_ERR_FULL, "the context has no free slot for these tokens");
     }
     if (result != 0) {
-        throw phx::error(mentions_memory(log.text()) ? PHX_ERR_MEMORY : PHX_ERR_DECODE,
-                         "llama_decode failed (" + std::to_string(result) + "): " + log.text());
+        throw phx::error(log.status(PHX_ERR_DECODE), "llama_decode failed (" + std::to_string(result) + "): " + log.text());
     }
     ctx->n_past += n;
     ctx->n_outputs = outputs == PHX_OUTPUTS_ALL ? n : outputs == PHX_OUTPUTS_LAST ? 1 : 0;
@@ -173,9 +165,11 @@ llama_model_params to_llama(const phx_model_params & params, model_overrides & o
     return result;
 }
 
-llama_context_params to_llama(const phx_context_params & params) {
+llama_context_params to_llama(const phx_context_params & params, const llama_model * model) {
     llama_context_params result = llama_context_default_params();
-    result.n_ctx = params.n_ctx;
+    const int32_t n_ctx_train = llama_model_n_ctx_train(model);
+    const uint32_t n_ctx_default = n_ctx_train > 0 ? std::min(DEFAULT_N_CTX, uint32_t(n_ctx_train)) : DEFAULT_N_CTX;
+    result.n_ctx = params.n_ctx ? params.n_ctx : n_ctx_default;
     result.n_batch = params.n_batch;
     result.n_ubatch = params.n_ubatch;
     result.n_threads = params.n_threads;
@@ -205,8 +199,7 @@ int phx_model_load(const char * path, const phx_model_params * params, phx_progr
             if (__atomic_load_n(&progress->cancel, __ATOMIC_RELAXED)) {
                 throw phx::error(PHX_ERR_CANCELLED, "loading was cancelled");
             }
-            const std::string reason = log.text();
-            throw phx::error(mentions_memory(reason) ? PHX_ERR_MEMORY : PHX_ERR_LOAD, reason);
+            throw phx::error(log.status(PHX_ERR_LOAD), log.text());
         }
         auto * model = new phx_model;
         model->llama = llama;
@@ -318,7 +311,7 @@ int phx_context_new(phx_model * model, const phx_context_params * params, phx_co
         phx::require(model && params && out, "a required argument is NULL");
         auto * ctx = new phx_context;
         ctx->model = model;
-        llama_context_params llama_params = phx::to_llama(*params);
+        llama_context_params llama_params = phx::to_llama(*params, model->llama);
         if (params->record_routing) {
             llama_params.cb_eval = on_eval;
             llama_params.cb_eval_user_data = &ctx->routing;
@@ -332,8 +325,7 @@ int phx_context_new(phx_model * model, const phx_context_params * params, phx_co
         }
         if (!ctx->llama) {
             delete ctx;
-            const std::string reason = log.text();
-            throw phx::error(mentions_memory(reason) ? PHX_ERR_MEMORY : PHX_ERR_INVALID, reason);
+            throw phx::error(log.status(PHX_ERR_INVALID), log.text());
         }
         *out = ctx;
     });

@@ -124,7 +124,7 @@ PHX_API int32_t phx_token_is_eog(const phx_model * model, int32_t token);
 // ---------------------------------------------------------------- context
 
 typedef struct {
-    uint32_t n_ctx;            // tokens
+    uint32_t n_ctx;            // tokens, 0 = 4096 or what the model was trained for, if that is less
     uint32_t n_batch;          // most tokens in one phx_decode
     uint32_t n_ubatch;         // most tokens in one graph
     int32_t n_threads;

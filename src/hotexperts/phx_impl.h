@@ -39,6 +39,9 @@ class log_capture {
     ~log_capture();
     std::string text() const;  // the collected lines joined, "" if none
 
+    // The status of a failure that these lines explain: PHX_ERR_MEMORY if they say so, else the given one.
+    int status(int otherwise) const;
+
     std::vector<std::string> lines;
     const bool quiet;
 
@@ -88,6 +91,6 @@ struct model_overrides {
     std::vector<llama_model_tensor_buft_override> entries;
 };
 llama_model_params to_llama(const phx_model_params & params, model_overrides & overrides);
-llama_context_params to_llama(const phx_context_params & params);
+llama_context_params to_llama(const phx_context_params & params, const llama_model * model);
 
 }  // namespace phx

@@ -114,6 +114,16 @@ std::string log_capture::text() const {
     return joined;
 }
 
+int log_capture::status(int otherwise) const {
+    const std::string reason = text();
+    for (const char * word : { "allocate", "bad_alloc", "out of memory", "not enough memory" }) {
+        if (reason.find(word) != std::string::npos) {
+            return PHX_ERR_MEMORY;
+        }
+    }
+    return otherwise;
+}
+
 api_scope::api_scope() {
     api_depth++;
 }

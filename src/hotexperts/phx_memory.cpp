@@ -145,11 +145,11 @@ int phx_memory_plan(const char * path, const phx_model_params * model_params, co
         phx::log_capture log(/*quiet=*/true);
         std::unique_ptr<llama_model, model_deleter> model(llama_model_load_from_file(path, llama_params));
         if (!model) {
-            throw phx::error(PHX_ERR_LOAD, log.text());
+            throw phx::error(log.status(PHX_ERR_LOAD), log.text());
         }
-        std::unique_ptr<llama_context, context_deleter> ctx(llama_init_from_model(model.get(), phx::to_llama(*context_params)));
+        std::unique_ptr<llama_context, context_deleter> ctx(llama_init_from_model(model.get(), phx::to_llama(*context_params, model.get())));
         if (!ctx) {
-            throw phx::error(PHX_ERR_INVALID, log.text());
+            throw phx::error(log.status(PHX_ERR_INVALID), log.text());
         }
 
         std::vector<ggml_backend_dev_t> devices;

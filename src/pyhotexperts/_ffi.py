@@ -38,6 +38,9 @@ _ERRORS: dict[int, type[errors.PyHotExpertsError]] = {
     lib.PHX_ERR_INTERNAL: errors.InternalError,
 }
 
+# Functions that every other ggml and llama.cpp has, whatever its age; seen by the process only if global.
+_FOREIGN_SYMBOLS = ("ggml_init", "llama_backend_init")
+
 _init_lock = threading.Lock()
 _initialised = False
 
@@ -102,7 +105,8 @@ def init() -> None:
     with _init_lock:
         if _initialised:
             return
-        if hasattr(ctypes.CDLL(None), "ggml_backend_load"):
+        process = ctypes.CDLL(None)
+        if any(hasattr(process, name) for name in _FOREIGN_SYMBOLS):
             raise errors.NativeLibraryError(
                 "another library of this process has loaded ggml with global symbols (RTLD_GLOBAL), which would be "
                 "mixed up with this package's own: load that library without RTLD_GLOBAL, or use separate processes"

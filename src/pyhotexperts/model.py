@@ -22,7 +22,6 @@ from pyhotexperts.validation import choice, integer
 
 Prompt = str | bytes | Sequence[int]
 
-DEFAULT_N_CTX = 4096
 MAX_N_CTX = 2**31 - 1
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 
@@ -100,7 +99,7 @@ class Model:
             path="",
             n_gpu_layers=-1 if n_gpu_layers is None else integer("n_gpu_layers", n_gpu_layers, -1, 1_000_000),
             load_mode=choice("load_mode", load_mode, placement.LOAD_MODES),
-            n_ctx=DEFAULT_N_CTX if n_ctx is None else integer("n_ctx", n_ctx, 1, MAX_N_CTX),
+            n_ctx=0 if n_ctx is None else integer("n_ctx", n_ctx, 1, MAX_N_CTX),
             n_batch=n_batch,
             n_ubatch=min(n_batch, integer("n_ubatch", n_ubatch, 1, MAX_N_CTX)),
             n_threads=machine.default_threads() if n_threads is None else integer("n_threads", n_threads, 1, 512),
@@ -112,6 +111,7 @@ class Model:
         _ffi.init()
         self._seed = seed
         self._lock = threading.Lock()
+        self._open_stream: Callable[[], generation.Stream | None] = lambda: None
 
         decided = placement.decide(request, offload, n_gpu_layers_given=n_gpu_layers not in (None, -1))
         _ffi.logger.info("%s: %s", decided.request.path, placement.describe(decided))
@@ -121,14 +121,13 @@ class Model:
         if not self._info.n_vocab or not _native_info(self._model).has_decoder:
             self.close()
             raise UnavailableError(f"{decided.request.path} ({self._info.architecture}) generates no text")
-        if n_ctx is None and 0 < self._info.n_ctx_train < decided.request.n_ctx:
-            decided = replace(decided, request=replace(decided.request, n_ctx=self._info.n_ctx_train))
         self._placement = decided
         try:
             self._context = self._new_context(decided.request)
         except BaseException:
             self.close()
             raise
+        self._n_ctx = int(_ffi.lib.phx_context_n_ctx(self._context))
         self._close.detach()
         self._close = self._finalizer([self._model, self._context])
         _ffi.drain_log()
@@ -163,7 +162,7 @@ class Model:
     @property
     def n_ctx(self) -> int:
         """Tokens that the context holds."""
-        return self._placement.request.n_ctx
+        return self._n_ctx
 
     @property
     def n_past(self) -> int:
@@ -297,7 +296,9 @@ class Model:
             piece_of=self._piece if self._info.has_vocab else lambda token: b"",
             is_end=lambda token: bool(_ffi.lib.phx_token_is_eog(self._model, token)),
         )
-        return generation.Stream(chunks, _Release(self, sampler))
+        stream = generation.Stream(chunks, _Release(self, sampler))
+        self._open_stream = weakref.ref(stream)
+        return stream
 
     # ------------------------------------------------------------ evaluation
 
@@ -409,23 +410,27 @@ class Model:
     # ------------------------------------------------------------ lifetime
 
     def close(self) -> None:
-        """Free the model's memory. May be called twice.
+        """Free the model's memory. May be called twice. Ends an open stream.
 
         Raises
         ------
         BusyError
-            If a call runs or a stream is open.
+            If a call runs in another thread.
         """
         if not self._close.alive:
             return
+        stream = self._open_stream()
+        if stream is not None:
+            stream.close()
         if not self._lock.acquire(blocking=False):
-            raise BusyError("the model is in use: let the other call finish, or close the open stream, before close()")
+            raise BusyError("the model is in use by another thread: let its call finish before close()")
         try:
             self._close()
         finally:
             self._lock.release()
 
     def __enter__(self) -> Model:
+        self._check_open()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -463,7 +468,7 @@ class Model:
     def _new_context(self, request: placement.LoadRequest, record_routing: bool = False) -> Any:
         out = _ffi.ffi.new("phx_context **")
         status = _ffi.lib.phx_context_new(self._model, request.context_params(record_routing), out)
-        _ffi.check(status, f"cannot make a context of {request.n_ctx} tokens")
+        _ffi.check(status, f"cannot make a context of {request.n_ctx or 'the default number of'} tokens")
         return out[0]
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:

@@ -14,6 +14,11 @@ from pyhotexperts.results import DeviceMemory
 # VRAM left free beside what the plan counts: CUDA's own context and memory pools. llama.cpp's --fit leaves as much.
 VRAM_MARGIN = 1 << 30
 
+# Upstream keeps some bytes per token of context in RAM even in a plan, so a plan of an absurd context would take all
+# of it. Beyond this many tokens the plan is scaled instead.
+MAX_PLANNED_N_CTX = 1 << 20
+BYTES_PER_CELL = 64
+
 LOAD_MODES = {"mmap": "PHX_LOAD_MMAP", "copy": "PHX_LOAD_COPY", "direct_io": "PHX_LOAD_DIRECT_IO"}
 
 
@@ -24,7 +29,7 @@ class LoadRequest:
     path: str
     n_gpu_layers: int  # -1 = all
     load_mode: str
-    n_ctx: int
+    n_ctx: int  # 0 = default
     n_batch: int
     n_ubatch: int
     n_threads: int
@@ -61,6 +66,8 @@ class Placement:
 
 def plan(request: LoadRequest, offload: Offload) -> tuple[DeviceMemory, ...]:
     """What the model and its context would take on each device, RAM last. Reads metadata only."""
+    if request.n_ctx > MAX_PLANNED_N_CTX:
+        return _scaled(plan(replace(request, n_ctx=MAX_PLANNED_N_CTX), offload), request.n_ctx)
     rows = _ffi.ffi.new("phx_memory[]", 32)
     n = _ffi.ffi.new("int32_t *")
     status = _ffi.lib.phx_memory_plan(
@@ -78,6 +85,19 @@ def plan(request: LoadRequest, offload: Offload) -> tuple[DeviceMemory, ...]:
             total=r.memory_total,
         )
         for r in rows[0 : n[0]]
+    )
+
+
+def _scaled(memory: tuple[DeviceMemory, ...], n_ctx: int) -> tuple[DeviceMemory, ...]:
+    """A plan for `n_ctx` tokens from one for `MAX_PLANNED_N_CTX`: KV cache and attention buffers grow in proportion."""
+    factor = n_ctx / MAX_PLANNED_N_CTX
+    return tuple(
+        replace(
+            m,
+            context=int(m.context * factor) + (0 if m.is_gpu else BYTES_PER_CELL * n_ctx),
+            compute=int(m.compute * factor),
+        )
+        for m in memory
     )
 
 
@@ -162,8 +182,8 @@ def _check_memory(placement: Placement) -> None:
             advice = "take a smaller n_ctx or n_ubatch" + ("" if mapped else ", or load_mode='mmap'")
         if needed > free:
             raise OutOfMemoryError(
-                f"{placement.request.path} with {placement.offload} and n_ctx={placement.request.n_ctx} needs "
-                f"{_gib(needed)} of {what}, and {_gib(free)} are free: {advice}"
+                f"{placement.request.path} with {placement.offload} and n_ctx={placement.request.n_ctx or 'default'} "
+                f"needs {_gib(needed)} of {what}, and {_gib(free)} are free: {advice}"
             )
 
 

@@ -1,0 +1,135 @@
+"""The commands, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pyhotexperts as phx
+
+PROMPT = "The harbour lay quiet"
+
+
+def command(
+    *arguments: str, stdin: bytes = b"", env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_ARG_")}
+    return subprocess.run(
+        [sys.executable, "-m", "pyhotexperts", *arguments],
+        input=stdin,
+        capture_output=True,
+        timeout=120,
+        env={**clean, **(env or {})},
+    )
+
+
+def test_generate_prints_what_the_api_gives(model: phx.Model) -> None:
+    expected = model.generate(PROMPT, temperature=0, max_tokens=12).text
+    run = command("generate", "-p", PROMPT, "--temp", "0", "-n", "12", "-t", "1")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.decode() == PROMPT + expected + "\n"
+    assert b"generated 12 tokens" in run.stderr
+
+
+def test_the_prompt_may_come_from_a_file_or_from_standard_input(tmp_path: Path, model: phx.Model) -> None:
+    expected = model.generate("Größe\n", temperature=0, max_tokens=6).text + "\n"
+    file = tmp_path / "prompt.txt"
+    file.write_text("Größe\n", encoding="utf-8")
+    flags = ("--temp", "0", "-n", "6", "--no-display-prompt", "-t", "1")
+    assert command("generate", "-f", str(file), *flags).stdout.decode() == expected
+    assert command("generate", *flags, stdin="Größe\n".encode()).stdout.decode() == expected
+
+
+def test_environment_variables_take_effect() -> None:
+    run = command("generate", "-p", PROMPT, env={"LLAMA_ARG_N_PREDICT": "3", "LLAMA_ARG_THREADS": "1"})
+    assert b"generated 3 tokens" in run.stderr
+
+
+def test_the_reverse_prompt_stops() -> None:
+    run = command("generate", "-p", PROMPT, "--temp", "0", "-n", "40", "-t", "1", "-r", " the")
+    assert run.returncode == 0
+    assert b" the" not in run.stdout[len(PROMPT) :]
+    assert b"| stop]" in run.stderr
+
+
+def test_demo_writes_text_and_tables() -> None:
+    run = command("demo", "-t", "1")
+    assert run.returncode == 0, run.stderr
+    text = run.stdout.decode()
+    assert "offload" in text
+    assert "tokens/s" in text
+    rows = [line for line in text.splitlines() if line[:1].isdigit() and "%" in line]
+    assert [row.split()[0] for row in rows] == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_info_as_json_and_as_text() -> None:
+    run = command("info", "--json")
+    assert run.returncode == 0, run.stderr
+    facts = json.loads(run.stdout)
+    assert facts["version"] == phx.__version__
+    assert facts["llama_cpp_commit"] == "0c1e57098"
+    assert len(facts["patch_hash"]) == 64
+    assert "CPU" in facts["backends"]
+    assert facts["devices"]
+    assert Path(facts["embedded_model"]).is_file()
+    text = command("info").stdout.decode()
+    assert facts["llama_cpp_commit"] in text
+    assert facts["patch_hash"][:12] in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generate", "-m", "missing.gguf", "-p", "a"), "no file missing.gguf"),
+        (("generate", "-p", "a", "-c", "none"), "--ctx-size has the value 'none'"),
+        (("generate", "-p", "a", "-c", "0"), "n_ctx must be an integer from 1"),
+        (("generate", "-p", "a", "--temp", "-1"), "temperature must be a number from 0"),
+        (("generate", "-p", "a", "-ctk", "q9"), "type_k must be one of f32, f16"),
+        (("generate", "-p", "a", "-f", "b"), "contradict"),
+        (("generate", "-f", "missing.txt"), "cannot read the prompt from missing.txt"),
+        (("generate", "-p", "a" * 30_000), "must hold it and one more"),
+        (("demo", "--offload", "hot_experts"), "no hot-expert cache yet"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_status_1(arguments: tuple[str, ...], message: str) -> None:
+    run = command(*arguments)
+    error = run.stderr.decode()
+    assert run.returncode == 1
+    assert message in error
+    assert "Traceback" not in error
+    assert len(error.strip().splitlines()) == 1
+    assert run.stdout == b""
+
+
+def test_a_prompt_that_is_no_utf8_is_refused() -> None:
+    run = command("generate", stdin=b"\xff\xfe")
+    assert run.returncode == 1
+    assert b"not valid UTF-8" in run.stderr
+
+
+def test_a_bad_environment_variable_is_named() -> None:
+    run = command("demo", env={"LLAMA_ARG_THREADS": "all"})
+    assert run.returncode == 1
+    assert b"LLAMA_ARG_THREADS has the value 'all'" in run.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    run = subprocess.run(
+        f"{sys.executable} -m pyhotexperts generate -p x -t 1 -n 400 --temp 1.2 | head -c 1",
+        shell=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert b"Traceback" not in run.stderr
+    assert b"Exception" not in run.stderr
+
+
+def test_wrong_usage_shows_the_usage() -> None:
+    assert command().returncode == 2
+    assert b"usage: pyhotexperts" in command("generate", "--no-such-flag").stderr
+    assert b"demo" in command("--help").stdout

@@ -1,0 +1,120 @@
+"""Parameters are checked before native code sees them, and the message names parameter and value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import pyhotexperts as phx
+from pyhotexperts.sampling import seed_value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", "hot"),
+        ("temperature", None),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("top_k", True),
+        ("top_p", 1.01),
+        ("min_p", -0.1),
+        ("repeat_penalty", 0),
+        ("presence_penalty", 1e9),
+        ("frequency_penalty", float("-inf")),
+        ("repeat_last_n", -1),
+        ("seed", -2),
+        ("seed", 2**32),
+        ("seed", "one"),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_tokens", 2.0),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("stop", [b"a"]),
+        ("stop", 3),
+        ("stop", b"end"),
+    ],
+)
+def test_sampling_refuses(name: str, value: Any) -> None:
+    with pytest.raises(phx.ConfigError, match=name) as failure:
+        phx.Sampling(**{name: value})
+    assert repr(value) in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n_ctx", 0),
+        ("n_ctx", -5),
+        ("n_ctx", 2**31),
+        ("n_ctx", "big"),
+        ("n_ctx", 10.0),
+        ("n_batch", 0),
+        ("n_ubatch", -1),
+        ("n_gpu_layers", "all of them"),
+        ("n_gpu_layers", -2),
+        ("n_gpu_layers", 1.0),
+        ("n_threads", 0),
+        ("n_threads", 100_000),
+        ("type_k", "q3_k"),
+        ("type_v", "f17"),
+        ("type_k", 8),
+        ("flash_attn", "maybe"),
+        ("flash_attn", None),
+        ("seed", -3),
+        ("load_mode", "telepathy"),
+        ("offload", "gpu"),
+        ("progress", 3),
+    ],
+)
+def test_model_refuses(name: str, value: Any) -> None:
+    with pytest.raises(phx.ConfigError, match=name) as failure:
+        phx.Model(**{name: value})
+    assert repr(value) in str(failure.value)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "8", None, True])
+def test_layers_refuses(value: Any) -> None:
+    with pytest.raises(phx.ConfigError, match="n_cpu_moe"):
+        phx.layers(value)
+
+
+def test_a_stop_string_may_be_given_alone() -> None:
+    assert phx.Sampling(stop="end").stop_strings == ("end",)
+    assert phx.Sampling(stop=["a", "b"]).stop_strings == ("a", "b")
+    assert phx.Sampling().stop_strings == ()
+
+
+def test_seeds_are_drawn_when_not_given() -> None:
+    assert seed_value(7) == 7
+    assert len({seed_value(None) for _ in range(8)} | {seed_value(-1) for _ in range(8)}) > 8
+
+
+def test_hot_experts_say_that_they_are_not_there_yet() -> None:
+    with pytest.raises(phx.UnavailableError, match="no hot-expert cache yet"):
+        phx.hot_experts(slots=44)
+
+
+def test_offload_modes_are_values() -> None:
+    assert phx.layers(8) == phx.layers(8)
+    assert phx.layers(8) != phx.layers(9)
+    assert phx.cpu_experts() == phx.cpu_experts()
+    assert [str(m) for m in (phx.cpu_experts(), phx.layers(8), phx.full_gpu())] == [
+        "cpu_experts()",
+        "layers(8)",
+        "full_gpu()",
+    ]
+
+
+def test_every_error_is_in_one_tree() -> None:
+    kinds = [getattr(phx, name) for name in phx.__all__ if name.endswith("Error")]
+    assert len(kinds) > 10
+    assert all(issubclass(kind, phx.PyHotExpertsError) for kind in kinds)
+    assert issubclass(phx.ModelNotFoundError, FileNotFoundError)
+    assert issubclass(phx.OutOfMemoryError, MemoryError)
+    assert issubclass(phx.ConfigError, ValueError)
