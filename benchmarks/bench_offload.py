@@ -1,0 +1,123 @@
+"""Prompt and generation speed of a model in several offload modes, one process for each mode and repetition.
+
+    python benchmarks/bench_offload.py -m MODEL --modes cpu_experts layers:24 full_gpu -p 2048 -n 64 -r 3
+
+Tokens are fed, not chosen: consecutive token ids, each repetition in a segment of its own, so that the geometry
+models (random weights with realistic routing) route as real models do. Prints one JSON line for each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyhotexperts as phx
+from pyhotexperts import _ffi
+
+SEGMENT = 1024  # consecutive ids that belong together in a geometry model
+
+
+def offload_mode(text: str) -> phx.Offload:
+    """The mode that a word such as ``layers:24`` names."""
+    name, _, number = text.partition(":")
+    if name == "layers" and number.isdecimal():
+        return phx.layers(int(number))
+    if text in ("cpu_experts", "full_gpu"):
+        return phx.cpu_experts() if text == "cpu_experts" else phx.full_gpu()
+    raise argparse.ArgumentTypeError(f"{text!r} is none of cpu_experts, layers:N, full_gpu")
+
+
+def vram_used() -> int:
+    """Bytes in use on all GPUs, by anybody."""
+    return sum(d.memory_total - d.memory_free for d in phx.devices() if d.is_gpu)
+
+
+def run_one(a: argparse.Namespace, mode: str, repetition: int) -> dict[str, Any]:
+    """Load the model in this process and time it."""
+    before = vram_used()
+    started = time.perf_counter()
+    with phx.Model(
+        a.model,
+        offload=offload_mode(mode),
+        n_ctx=a.prompt + a.generate + 64,
+        n_batch=a.ubatch,
+        n_ubatch=a.ubatch,
+        n_threads=a.threads,
+        load_mode=a.load_mode,
+        flash_attn="on",
+        progress=False,
+    ) as model:
+        load_seconds = time.perf_counter() - started
+
+        def ids(start: int, n: int) -> list[int]:
+            return [(start + i) % model.info.n_vocab for i in range(n)]
+
+        # a segment before those that are timed: kernels are loaded, pages are read
+        model.eval(ids(0, a.ubatch if a.prompt >= a.ubatch else 16))
+        for token in ids(a.ubatch, 4):
+            model.eval([token])
+
+        model.reset()
+        start = SEGMENT * (4 + repetition * (1 + -(-(a.prompt + a.generate) // SEGMENT)))
+        mark = time.perf_counter()
+        model.eval(ids(start, a.prompt))
+        prompt_seconds = time.perf_counter() - mark
+        steps = []
+        for token in ids(start + a.prompt, a.generate):
+            mark = time.perf_counter()
+            model.eval([token])
+            steps.append(time.perf_counter() - mark)
+        return {
+            "offload_mode": mode,
+            "load_mode": a.load_mode,
+            "repetition": repetition,
+            "model": Path(a.model).name,
+            "n_gpu_layers": model.n_gpu_layers,
+            "n_threads": a.threads or phx.machine.default_threads(),
+            "n_ubatch": a.ubatch,
+            "load_seconds": round(load_seconds, 2),
+            "vram_mib": round((vram_used() - before) / 2**20),
+            "n_prompt": a.prompt,
+            "prompt_tokens_per_second": round(a.prompt / prompt_seconds, 2),
+            "n_gen": a.generate,
+            "generated_tokens_per_second": round(a.generate / sum(steps), 2),
+            "gpu": [d.description for d in phx.devices() if d.is_gpu],
+            "llama_cpp_commit": _ffi.build_info()["llama_cpp_commit"],
+            "cuda": _ffi.build_info()["cuda_built"],
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", default=str(phx.embedded_model()), help="GGUF; default: the embedded model")
+    parser.add_argument("--modes", nargs="+", default=["cpu_experts"], help="cpu_experts, layers:N, full_gpu")
+    parser.add_argument("-p", "--prompt", type=int, default=512, help="prompt tokens; default: 512")
+    parser.add_argument("-n", "--generate", type=int, default=64, help="generated tokens; default: 64")
+    parser.add_argument("-r", "--repetitions", type=int, default=3, help="default: 3")
+    parser.add_argument("-ub", "--ubatch", type=int, default=512, help="micro-batch; default: 512")
+    parser.add_argument("-t", "--threads", type=int, help="CPU threads; default: physical cores")
+    parser.add_argument("-lm", "--load-mode", default="mmap", help="mmap, copy or direct_io; default: mmap")
+    parser.add_argument("--in-process", nargs=2, metavar=("MODE", "REPETITION"), help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if a.in_process:
+        print(json.dumps(run_one(a, a.in_process[0], int(a.in_process[1]))))
+        return
+    for mode in a.modes:
+        offload_mode(mode)
+    for repetition in range(a.repetitions):
+        shift = repetition % len(a.modes)
+        for mode in a.modes[shift:] + a.modes[:shift]:
+            command = [sys.executable, __file__, *sys.argv[1:], "--in-process", mode, str(repetition)]
+            run = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+            if run.returncode:
+                sys.exit(f"{mode}, repetition {repetition}: failed, see above; the lines so far are complete")
+            print(run.stdout.strip(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
