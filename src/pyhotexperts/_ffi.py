@@ -93,6 +93,19 @@ def library_dir() -> Path:
     return Path(_native.__file__).parent / "lib"
 
 
+def refuse_foreign_ggml() -> None:
+    """Raise NativeLibraryError if another ggml had global symbols before `init`: ours may be bound to it.
+
+    Whatever calls a native function that needs no `init` has to call this first.
+    """
+    process = ctypes.CDLL(None)
+    if not _initialised and any(hasattr(process, name) for name in _FOREIGN_SYMBOLS):
+        raise errors.NativeLibraryError(
+            "another library of this process has loaded ggml with global symbols (RTLD_GLOBAL), which would be "
+            "mixed up with this package's own: load that library without RTLD_GLOBAL, or use separate processes"
+        )
+
+
 def init() -> None:
     """Load the compute backends, once per process.
 
@@ -105,12 +118,7 @@ def init() -> None:
     with _init_lock:
         if _initialised:
             return
-        process = ctypes.CDLL(None)
-        if any(hasattr(process, name) for name in _FOREIGN_SYMBOLS):
-            raise errors.NativeLibraryError(
-                "another library of this process has loaded ggml with global symbols (RTLD_GLOBAL), which would be "
-                "mixed up with this package's own: load that library without RTLD_GLOBAL, or use separate processes"
-            )
+        refuse_foreign_ggml()
         check(lib.phx_init(str(library_dir()).encode()), "loading the compute backends")
         _initialised = True
     drain_log()

@@ -605,6 +605,7 @@ def _utf8(text: str | bytes) -> bytes:
 
 def kv_types() -> list[str]:
     """Names of the types that a KV cache can have."""
+    _ffi.refuse_foreign_ggml()
     names: list[str] = []
     while (name := _ffi.lib.phx_kv_type_name(len(names))) != _ffi.ffi.NULL:
         names.append(_ffi.text_of(name))

@@ -6,6 +6,7 @@ import gc
 import logging
 import threading
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -74,9 +75,13 @@ def test_a_stop_string_across_tokens_ends_the_text(model: phx.Model) -> None:
 
 
 def test_the_end_token_ends_the_text(model: phx.Model) -> None:
-    result = model.generate("Ende.\n", seed=1, temperature=1.5, top_k=0, top_p=1, min_p=0)
-    assert result.finish_reason == "stop"
+    def texts() -> Iterator[phx.Generation]:
+        for seed in range(50):
+            yield model.generate("Ende.\n", seed=seed, temperature=1.5, top_k=0, top_p=1, min_p=0, max_tokens=200)
+
+    result = next(r for r in texts() if r.finish_reason == "stop")
     assert result.tokens[-1] == model.info.token_eos
+    assert model.info.token_eos not in result.tokens[:-1]
     assert result.stop_string is None
 
 
