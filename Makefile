@@ -22,7 +22,7 @@ demo: $(VENV)/.installed
 	$(BIN)/pyhotexperts demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(PYTEST_FLAGS)
 
 lint: $(VENV)/.lint-tools
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pyhotexperts as phx
-from pyhotexperts import _ffi
+from provenance import provenance
 
 SEGMENT = 1024  # consecutive ids that belong together in a geometry model
 
@@ -86,9 +86,7 @@ def run_one(a: argparse.Namespace, mode: str, repetition: int) -> dict[str, Any]
             "prompt_tokens_per_second": round(a.prompt / prompt_seconds, 2),
             "n_gen": a.generate,
             "generated_tokens_per_second": round(a.generate / sum(steps), 2),
-            "gpu": [d.description for d in phx.devices() if d.is_gpu],
-            "llama_cpp_commit": _ffi.build_info()["llama_cpp_commit"],
-            "cuda": _ffi.build_info()["cuda_built"],
+            **provenance(),
         }
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -19,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pyhotexperts as phx
+from provenance import ROOT, provenance
 from pyhotexperts import _ffi
 
-ROOT = Path(__file__).resolve().parents[1]
 PROMPT = "The harbour lay quiet under the snow, and the old captain counted the lights along the quay."
 N_CTX = 2048
 
@@ -59,21 +58,6 @@ def measure(command: list[str]) -> tuple[list[int], float]:
     return tokens, (len(tokens) - 1) / float(out[-1])
 
 
-def processor() -> str:
-    """The processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
-
-
-def commit() -> str:
-    """The commit of this repository."""
-    return subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-r", "--runs", type=int, default=11, help="runs of each; default: 11")
@@ -97,18 +81,15 @@ def main() -> None:
     pairs = [p / c for c, p in zip(speeds["c"], speeds["python"], strict=True)]
     result: dict[str, Any] = {
         "benchmark": "python_cost",
-        "commit": commit(),
-        "command": "python benchmarks/" + " ".join([Path(__file__).name, *sys.argv[1:]]),
-        "processor": processor(),
         "threads": a.threads,
         "tokens": a.tokens,
         "model": Path(a.model).name,
-        "llama_cpp_commit": _ffi.build_info()["llama_cpp_commit"],
         "c_tokens_per_second": speeds["c"],
         "python_tokens_per_second": speeds["python"],
         "c_median": statistics.median(speeds["c"]),
         "python_median": statistics.median(speeds["python"]),
         "ratio_median": round(statistics.median(pairs), 4),
+        **provenance(),
     }
     print(json.dumps(result))
 

@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+
 from cachesim import belady, best_fixed_set, lfu_window, lru
 
 N_EXPERT = 64

@@ -13,6 +13,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType
+
 from trainer.config import ModelConfig
 
 _BASENAME = "TinyMoE"

@@ -15,10 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import ggufio
 import numpy as np
 import torch
 from torch import Tensor
+
+import ggufio
 
 from .config import ModelConfig
 from .evaluate import perplexities, routing_trace, validation_losses
