@@ -13,8 +13,9 @@ from typing import Any
 from tqdm import tqdm
 
 from pyhotexperts import _ffi
-from pyhotexperts.errors import ConfigError, LoadCancelledError, ModelLoadError, ModelNotFoundError
+from pyhotexperts.errors import ConfigError, LoadCancelledError, ModelLoadError, ModelNotFoundError, UnavailableError
 from pyhotexperts.placement import Placement
+from pyhotexperts.results import ModelInfo
 
 ProgressCallback = Callable[[float], object]
 
@@ -58,8 +59,8 @@ def check_file(path: str | os.PathLike[str] | None) -> str:
     return name
 
 
-def load(placement: Placement, progress: ProgressCallback | bool | None) -> Any:
-    """Load the model of a placement; returns the native handle.
+def load(placement: Placement, progress: ProgressCallback | bool | None) -> tuple[Any, ModelInfo]:
+    """Load the model of a placement; returns the native handle and the model's facts.
 
     The native call runs in a thread of its own, so that this one can show progress and be interrupted; an
     exception here (Ctrl-C, or one of the callback) stops the load and is raised when the thread has ended.
@@ -98,7 +99,31 @@ def load(placement: Placement, progress: ProgressCallback | bool | None) -> Any:
         if isinstance(failure[0], LoadCancelledError):
             raise LoadCancelledError(f"loading {path} was stopped") from failure[0]
         raise failure[0]
-    return out[0]
+    info = _ffi.ffi.new("phx_model_info *")
+    _ffi.check(lib.phx_model_get_info(out[0], info), f"cannot read the facts of {path}")
+    if not info.has_decoder or info.n_vocab < 1:
+        lib.phx_model_free(out[0])
+        raise UnavailableError(f"{path} ({_ffi.text_of(info.architecture)}) generates no text")
+    return out[0], _model_info(info)
+
+
+def _model_info(info: Any) -> ModelInfo:
+    return ModelInfo(
+        architecture=_ffi.text_of(info.architecture),
+        description=_ffi.text_of(info.description),
+        n_params=info.n_params,
+        size=info.size,
+        n_layer=info.n_layer,
+        n_embd=info.n_embd,
+        n_vocab=info.n_vocab,
+        n_ctx_train=info.n_ctx_train,
+        n_expert=info.n_expert,
+        n_expert_used=info.n_expert_used,
+        has_vocab=bool(info.has_vocab),
+        add_bos=bool(info.add_bos),
+        token_bos=info.token_bos,
+        token_eos=info.token_eos,
+    )
 
 
 @contextmanager

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pyhotexperts import _ffi, generation, loading, machine, placement, scoring
+from pyhotexperts.context import Context
 from pyhotexperts.errors import BusyError, ClosedError, ConfigError, ContextFullError, PromptError, UnavailableError
 from pyhotexperts.offload import Offload
 from pyhotexperts.results import DeviceMemory, Generation, ModelInfo, Perplexity, Routing, Score
 from pyhotexperts.sampling import MAX_SEED, Sampling
 from pyhotexperts.validation import choice, integer
-
-Prompt = str | bytes | Sequence[int]
+from pyhotexperts.vocab import Prompt, Vocab
 
 MAX_N_CTX = 2**31 - 1
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
@@ -115,21 +115,19 @@ class Model:
 
         decided = placement.decide(request, offload, n_gpu_layers_given=n_gpu_layers not in (None, -1))
         _ffi.logger.info("%s: %s", decided.request.path, placement.describe(decided))
-        self._model = loading.load(decided, progress)
-        self._close = self._finalizer([self._model])
-        self._info = _model_info(self._model)
-        if not self._info.n_vocab or not _native_info(self._model).has_decoder:
-            self.close()
-            raise UnavailableError(f"{decided.request.path} ({self._info.architecture}) generates no text")
+        model, self._info = loading.load(decided, progress)
         self._placement = decided
+        self._model = model
+        self._vocab = Vocab(model, self._info)
+        resources: list[Callable[[], object]] = [lambda: _ffi.lib.phx_model_free(model), self._vocab.close]
+        self._close = weakref.finalize(self, _free, resources)
+        self._close.atexit = False  # a daemon thread may still compute; the system frees what a process held
         try:
-            self._context = self._new_context(decided.request)
+            self._context = Context(model, self._info.n_vocab, decided.request)
         except BaseException:
-            self.close()
+            self._close()
             raise
-        self._n_ctx = int(_ffi.lib.phx_context_n_ctx(self._context))
-        self._close.detach()
-        self._close = self._finalizer([self._model, self._context])
+        resources.append(self._context.close)
         _ffi.drain_log()
 
     # ------------------------------------------------------------ facts
@@ -162,13 +160,13 @@ class Model:
     @property
     def n_ctx(self) -> int:
         """Tokens that the context holds."""
-        return self._n_ctx
+        return self._context.n_ctx
 
     @property
     def n_past(self) -> int:
         """Tokens in the context now."""
         self._check_open()
-        return int(_ffi.lib.phx_context_n_past(self._context))
+        return self._context.n_past
 
     def metadata(self, key: str) -> str | None:
         """A scalar of the GGUF's metadata as text, None if there is none of that key."""
@@ -199,19 +197,7 @@ class Model:
         UnavailableError
             If the model has no tokenizer.
         """
-        self._check_open()
-        data = _utf8(text)
-        ffi, lib = _ffi.ffi, _ffi.lib
-        cap = len(data) + 16
-        n = ffi.new("int32_t *")
-        while True:
-            tokens = ffi.new("int32_t[]", cap)
-            status = lib.phx_tokenize(self._model, data, len(data), add_special, parse_special, tokens, cap, n)
-            if status != lib.PHX_ERR_BUFFER:
-                break
-            cap = n[0]
-        _ffi.check(status, "cannot tokenize the text")
-        return list(tokens[0 : n[0]])
+        return self._vocab.tokenize(text, add_special, parse_special)
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Text of tokens; bytes that are no UTF-8 become U+FFFD.
@@ -221,19 +207,7 @@ class Model:
         special
             Show special tokens by their names instead of leaving them out.
         """
-        self._check_open()
-        ids = self._ids(tokens)
-        ffi, lib = _ffi.ffi, _ffi.lib
-        cap = 16 * len(ids) + 16
-        n = ffi.new("int32_t *")
-        while True:
-            buf = ffi.new("char[]", cap)
-            status = lib.phx_detokenize(self._model, ids, len(ids), special, buf, cap, n)
-            if status != lib.PHX_ERR_BUFFER:
-                break
-            cap = n[0]
-        _ffi.check(status, "cannot turn tokens into text")
-        return bytes(ffi.buffer(buf, n[0])).decode("utf-8", errors="replace")
+        return self._vocab.detokenize(tokens, special)
 
     # ------------------------------------------------------------ generation
 
@@ -270,7 +244,7 @@ class Model:
             options = replace(options, seed=self._seed)
         self._acquire()
         try:
-            ids = self._prompt_ids(prompt)
+            ids = self._vocab.prompt(prompt)
             if len(ids) + 1 > self.n_ctx:
                 raise ContextFullError(
                     f"the prompt has {len(ids)} tokens, and the context of {self.n_ctx} must hold it and one more: "
@@ -282,19 +256,19 @@ class Model:
             raise
 
         def evaluate() -> None:
-            _ffi.lib.phx_context_clear(self._context)
-            self._decode(ids, _ffi.lib.PHX_OUTPUTS_LAST)
+            self._context.clear()
+            self._context.decode(ids, _ffi.lib.PHX_OUTPUTS_LAST)
             _ffi.check(_ffi.lib.phx_sampler_accept(sampler.handle, ids, len(ids)), "handing over the prompt")
 
         chunks = generation.run(
-            self._context,
+            self._context.handle,
             sampler,
             evaluate,
             n_prompt=len(ids),
             n_room=self.n_ctx - len(ids),
             sampling=options,
-            piece_of=self._piece if self._info.has_vocab else lambda token: b"",
-            is_end=lambda token: bool(_ffi.lib.phx_token_is_eog(self._model, token)),
+            piece_of=self._vocab.piece,
+            is_end=self._vocab.is_end,
         )
         stream = generation.Stream(chunks, _Release(self, sampler))
         self._open_stream = weakref.ref(stream)
@@ -305,7 +279,7 @@ class Model:
     def reset(self) -> None:
         """Forget everything that was evaluated."""
         with self._exclusive():
-            _ffi.lib.phx_context_clear(self._context)
+            self._context.clear()
 
     def eval(self, tokens: Prompt) -> None:
         """Evaluate tokens (or a text) after those evaluated before; `logits` has the outcome.
@@ -313,13 +287,7 @@ class Model:
         `generate`, `stream`, `score` and `perplexity` begin with an empty context, `eval` does not: call `reset`.
         """
         with self._exclusive():
-            ids = self._prompt_ids(tokens)
-            if self.n_past + len(ids) > self.n_ctx:
-                raise ContextFullError(
-                    f"{len(ids)} tokens after {self.n_past} do not fit into the context of {self.n_ctx}: "
-                    "call reset() first, or load the model with a larger n_ctx"
-                )
-            self._decode(ids, _ffi.lib.PHX_OUTPUTS_LAST)
+            self._context.decode(self._vocab.prompt(tokens), _ffi.lib.PHX_OUTPUTS_LAST)
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:
@@ -331,7 +299,7 @@ class Model:
             If nothing was evaluated.
         """
         with self._exclusive():
-            row: npt.NDArray[np.float32] = self._logits(0, 1)[0]
+            row: npt.NDArray[np.float32] = self._context.logits(1)[0]
             return row
 
     def score(self, text: Prompt) -> Score:
@@ -345,7 +313,7 @@ class Model:
             If it has fewer than two tokens.
         """
         with self._exclusive():
-            ids = self._prompt_ids(text)
+            ids = self._vocab.prompt(text)
             if len(ids) < 2:
                 raise PromptError("a text of at least two tokens is needed: the first one is not scored")
             if len(ids) > self.n_ctx:
@@ -353,7 +321,7 @@ class Model:
                     f"the text has {len(ids)} tokens, more than the context of {self.n_ctx}: "
                     "use perplexity(), or load the model with a larger n_ctx"
                 )
-            return Score(tokens=tuple(ids), nll=self._nll(ids, 0))
+            return Score(tokens=tuple(ids), nll=self._context.nll(ids, 0))
 
     def perplexity(self, text: Prompt, *, n_ctx: int | None = None, max_chunks: int | None = None) -> Perplexity:
         """Perplexity of a long text by the protocol of ``llama-perplexity -c n_ctx``.
@@ -369,9 +337,9 @@ class Model:
         if max_chunks is not None:
             integer("max_chunks", max_chunks, 1, 2**31 - 1)
         with self._exclusive():
-            ids = self._prompt_ids(text)
+            ids = self._vocab.prompt(text)
             bos = self._info.token_bos if self._info.add_bos else -1
-            return scoring.perplexity(ids, n_ctx, max_chunks, bos, lambda chunk: self._nll(chunk, n_ctx // 2))
+            return scoring.perplexity(ids, n_ctx, max_chunks, bos, lambda chunk: self._context.nll(chunk, n_ctx // 2))
 
     def routing(self, text: Prompt) -> Routing:
         """Which experts each token of a text selects, on whatever device the layers run.
@@ -385,27 +353,16 @@ class Model:
         """
         if not self._info.n_expert:
             raise UnavailableError(f"{self._info.architecture} is a dense model: it has no routed experts")
-        ffi, lib = _ffi.ffi, _ffi.lib
         with self._exclusive():
-            ids = self._prompt_ids(text)
+            ids = self._vocab.prompt(text)
             n_ubatch = min(self._placement.request.n_ubatch, len(ids))
             request = replace(self._placement.request, n_ctx=len(ids), n_batch=n_ubatch, n_ubatch=n_ubatch)
-            context = self._new_context(request, record_routing=True)
+            context = Context(self._model, self._info.n_vocab, request, record_routing=True)
             try:
-                self._decode(ids, lib.PHX_OUTPUTS_ALL, context, n_ubatch)
-                n_tokens, n_layers, top_k = (ffi.new("int32_t *") for _ in range(3))
-                _ffi.check(lib.phx_routing_shape(context, n_tokens, n_layers, top_k), "reading the routing")
-                layers = np.empty(n_layers[0], np.int32)
-                experts = np.empty((n_tokens[0], n_layers[0], top_k[0]), np.uint16)
-                _ffi.check(
-                    lib.phx_routing_read(
-                        context, ffi.from_buffer("int32_t[]", layers), ffi.from_buffer("uint16_t[]", experts)
-                    ),
-                    "reading the routing",
-                )
+                context.decode(ids, _ffi.lib.PHX_OUTPUTS_ALL)
+                return context.routing(self._info.n_expert)
             finally:
-                lib.phx_context_free(context)
-        return Routing(layers=tuple(layers.tolist()), experts=experts, n_expert=self._info.n_expert)
+                context.close()
 
     # ------------------------------------------------------------ lifetime
 
@@ -438,11 +395,6 @@ class Model:
 
     # ------------------------------------------------------------ internals
 
-    def _finalizer(self, handles: list[Any]) -> weakref.finalize[Any, Model]:
-        finalizer = weakref.finalize(self, _free, handles)
-        finalizer.atexit = False  # a daemon thread may still compute; the system frees what a process held
-        return finalizer
-
     def _check_open(self) -> None:
         if not self._close.alive:
             raise ClosedError("the model was closed: load it again")
@@ -465,74 +417,6 @@ class Model:
         finally:
             self._lock.release()
 
-    def _new_context(self, request: placement.LoadRequest, record_routing: bool = False) -> Any:
-        out = _ffi.ffi.new("phx_context **")
-        status = _ffi.lib.phx_context_new(self._model, request.context_params(record_routing), out)
-        _ffi.check(status, f"cannot make a context of {request.n_ctx or 'the default number of'} tokens")
-        return out[0]
-
-    def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, at least one."""
-        ids = self.tokenize(prompt) if isinstance(prompt, str | bytes) else self._ids(prompt)
-        if not ids:
-            raise PromptError("the prompt is empty, and the model has no BOS token to start from: give some text")
-        return ids
-
-    def _ids(self, tokens: Sequence[int]) -> list[int]:
-        if isinstance(tokens, str | bytes) or not hasattr(tokens, "__iter__"):
-            raise PromptError(f"expected token ids, not {type(tokens).__name__}")
-        n_vocab = self._info.n_vocab
-        ids = []
-        for token in tokens:
-            if isinstance(token, bool) or not hasattr(token, "__index__") or not 0 <= token < n_vocab:
-                raise PromptError(
-                    f"{token!r} is no token of this model: token ids are integers from 0 to {n_vocab - 1}"
-                )
-            ids.append(int(token))
-        return ids
-
-    def _piece(self, token: int) -> bytes:
-        ffi, lib = _ffi.ffi, _ffi.lib
-        buf, n = ffi.new("char[]", 256), ffi.new("int32_t *")
-        status = lib.phx_token_to_piece(self._model, token, False, buf, len(buf), n)
-        if status == lib.PHX_ERR_BUFFER:
-            buf = ffi.new("char[]", n[0])
-            status = lib.phx_token_to_piece(self._model, token, False, buf, len(buf), n)
-        _ffi.check(status, "cannot turn a token into text")
-        return bytes(ffi.buffer(buf, n[0]))
-
-    def _decode(self, ids: Sequence[int], outputs: int, context: Any = None, n_ubatch: int | None = None) -> None:
-        """Evaluate tokens, one native call per micro-batch, so that Ctrl-C gets through."""
-        lib = _ffi.lib
-        step = n_ubatch or self._placement.request.n_ubatch
-        for at in range(0, len(ids), step):
-            part = ids[at : at + step]
-            is_last = at + step >= len(ids)
-            wanted = lib.PHX_OUTPUTS_NONE if outputs == lib.PHX_OUTPUTS_LAST and not is_last else outputs
-            _ffi.check(lib.phx_decode(context or self._context, part, len(part), wanted), "cannot evaluate the tokens")
-
-    def _logits(self, first: int, n_rows: int) -> npt.NDArray[np.float32]:
-        out = np.empty((n_rows, self._info.n_vocab), np.float32)
-        status = _ffi.lib.phx_logits(self._context, first, n_rows, _ffi.ffi.from_buffer("float[]", out))
-        _ffi.check(status, "cannot read logits")
-        return out
-
-    def _nll(self, ids: Sequence[int], first: int) -> npt.NDArray[np.float64]:
-        """Evaluate tokens in an empty context; negative log-likelihoods of tokens first + 1 ... n - 1."""
-        lib = _ffi.lib
-        lib.phx_context_clear(self._context)
-        if first:
-            self._decode(ids[:first], lib.PHX_OUTPUTS_NONE)
-        parts = []
-        step = self._placement.request.n_ubatch
-        for at in range(first, len(ids) - 1, step):
-            part = ids[at : min(at + step, len(ids) - 1)]
-            _ffi.check(
-                lib.phx_decode(self._context, part, len(part), lib.PHX_OUTPUTS_ALL), "cannot evaluate the tokens"
-            )
-            parts.append(scoring.nll_of(self._logits(0, len(part)), ids[at + 1 : at + 1 + len(part)]))
-        return np.concatenate(parts)
-
 
 class _Release:
     """What the end of a stream does: free the sampler, then the model's lock. Keeps the model alive until then."""
@@ -546,39 +430,10 @@ class _Release:
         self._model._lock.release()
 
 
-def _free(handles: list[Any]) -> None:
-    """Free a model and its context, in the right order."""
-    for handle in reversed(handles):
-        if _ffi.ffi.typeof(handle) is _ffi.ffi.typeof("phx_context *"):
-            _ffi.lib.phx_context_free(handle)
-        else:
-            _ffi.lib.phx_model_free(handle)
-
-
-def _native_info(model: Any) -> Any:
-    info = _ffi.ffi.new("phx_model_info *")
-    _ffi.check(_ffi.lib.phx_model_get_info(model, info), "cannot read the model's facts")
-    return info
-
-
-def _model_info(model: Any) -> ModelInfo:
-    info = _native_info(model)
-    return ModelInfo(
-        architecture=_ffi.text_of(info.architecture),
-        description=_ffi.text_of(info.description),
-        n_params=info.n_params,
-        size=info.size,
-        n_layer=info.n_layer,
-        n_embd=info.n_embd,
-        n_vocab=info.n_vocab,
-        n_ctx_train=info.n_ctx_train,
-        n_expert=info.n_expert,
-        n_expert_used=info.n_expert_used,
-        has_vocab=bool(info.has_vocab),
-        add_bos=bool(info.add_bos),
-        token_bos=info.token_bos,
-        token_eos=info.token_eos,
-    )
+def _free(resources: list[Callable[[], object]]) -> None:
+    """Free what a model holds, the last made first."""
+    for free in reversed(resources):
+        free()
 
 
 def _sampling(options: dict[str, Any]) -> Sampling:
@@ -589,18 +444,6 @@ def _sampling(options: dict[str, Any]) -> Sampling:
         raise ConfigError(
             f"unknown parameter {', '.join(unknown)}: there are {', '.join(Sampling.__dataclass_fields__)}"
         ) from None
-
-
-def _utf8(text: str | bytes) -> bytes:
-    try:
-        if isinstance(text, str):
-            return text.encode("utf-8")
-        if isinstance(text, bytes):
-            text.decode("utf-8")
-            return text
-    except UnicodeError as e:
-        raise PromptError(f"the text is not valid Unicode: {e}") from None
-    raise PromptError(f"expected text or UTF-8 bytes, not {type(text).__name__}")
 
 
 def kv_types() -> list[str]:

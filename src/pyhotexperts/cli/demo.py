@@ -12,11 +12,12 @@ from pyhotexperts.results import Generation, Routing
 
 # Our own sentences, one for each kind of text that the embedded model knows.
 PROMPTS = (
-    "The harbour lay quiet under the snow, and the old captain",
-    'def read_table(path, sep=\',\'):\n    """Read a table from a file."""\n',
+    "And the shepherds of the valley said unto the king,",
+    "static int lamp_probe(struct platform_device *pdev)\n{\n",
     "NOM\n       copier - copier des fichiers\n\nDESCRIPTION\n",
 )
 MAX_TOKENS = 96
+SAMPLING = {"temperature": 0.4, "repeat_penalty": 1.08, "repeat_last_n": 128, "seed": 3}
 
 
 def add_parser(commands: Any) -> None:
@@ -41,7 +42,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         for prompt in PROMPTS:
             print("-" * 72)
             print(prompt, end="", flush=True)
-            stream = model.stream(prompt, max_tokens=MAX_TOKENS, temperature=0.7, repeat_penalty=1.1, seed=1)
+            stream = model.stream(prompt, max_tokens=MAX_TOKENS, **SAMPLING)
             results.append(generate.show(stream))
             if model.info.n_expert:
                 tokens = model.tokenize(prompt) + list(results[-1].tokens)

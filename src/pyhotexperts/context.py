@@ -1,0 +1,101 @@
+"""A native context: evaluates tokens, and gives logits, scores and routing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyhotexperts import _ffi, scoring
+from pyhotexperts.errors import ContextFullError
+from pyhotexperts.placement import LoadRequest
+from pyhotexperts.results import Routing
+
+DOING = "cannot evaluate the tokens"
+
+
+class Context:
+    """Holds what was evaluated (the KV cache). `close()` frees it, once, before its model is freed."""
+
+    def __init__(self, model: Any, n_vocab: int, request: LoadRequest, record_routing: bool = False) -> None:
+        out = _ffi.ffi.new("phx_context **")
+        status = _ffi.lib.phx_context_new(model, request.context_params(record_routing), out)
+        _ffi.check(status, f"cannot make a context of {request.n_ctx or 'the default number of'} tokens")
+        self.handle = out[0]
+        self.n_ctx = int(_ffi.lib.phx_context_n_ctx(self.handle))
+        self._n_vocab = n_vocab
+        self._n_ubatch = request.n_ubatch
+
+    def close(self) -> None:
+        """Free the native context."""
+        _ffi.lib.phx_context_free(self.handle)
+        self.handle = _ffi.ffi.NULL
+
+    @property
+    def n_past(self) -> int:
+        """Tokens evaluated since the context was made or cleared."""
+        return int(_ffi.lib.phx_context_n_past(self.handle))
+
+    def clear(self) -> None:
+        """Forget everything that was evaluated."""
+        _ffi.lib.phx_context_clear(self.handle)
+
+    def decode(self, ids: Sequence[int], outputs: int) -> None:
+        """Evaluate tokens, one native call per micro-batch, so that Ctrl-C gets through.
+
+        Parameters
+        ----------
+        outputs
+            PHX_OUTPUTS_LAST: logits of the last token; PHX_OUTPUTS_ALL: of all tokens of the last micro-batch.
+        """
+        lib = _ffi.lib
+        if self.n_past + len(ids) > self.n_ctx:
+            raise ContextFullError(
+                f"{len(ids)} tokens after {self.n_past} do not fit into the context of {self.n_ctx}: "
+                "call reset() first, or load the model with a larger n_ctx"
+            )
+        for at in range(0, len(ids), self._n_ubatch):
+            part = ids[at : at + self._n_ubatch]
+            is_last = at + self._n_ubatch >= len(ids)
+            wanted = lib.PHX_OUTPUTS_NONE if outputs == lib.PHX_OUTPUTS_LAST and not is_last else outputs
+            _ffi.check(lib.phx_decode(self.handle, part, len(part), wanted), DOING)
+
+    def logits(self, n_rows: int) -> npt.NDArray[np.float32]:
+        """float32[n_rows, n_vocab]: the first rows of logits that the last evaluation left."""
+        out = np.empty((n_rows, self._n_vocab), np.float32)
+        status = _ffi.lib.phx_logits(self.handle, 0, n_rows, _ffi.ffi.from_buffer("float[]", out))
+        _ffi.check(status, "cannot read logits")
+        return out
+
+    def nll(self, ids: Sequence[int], first: int) -> npt.NDArray[np.float64]:
+        """Evaluate tokens from an empty context.
+
+        Returns
+        -------
+        float64[len(ids) - 1 - first]: negative log-likelihoods, in nats, of tokens first + 1 ... len(ids) - 1.
+        """
+        lib = _ffi.lib
+        self.clear()
+        if first:
+            self.decode(ids[:first], lib.PHX_OUTPUTS_NONE)
+        parts = []
+        for at in range(first, len(ids) - 1, self._n_ubatch):
+            part = ids[at : min(at + self._n_ubatch, len(ids) - 1)]
+            self.decode(part, lib.PHX_OUTPUTS_ALL)
+            parts.append(scoring.nll_of(self.logits(len(part)), ids[at + 1 : at + 1 + len(part)]))
+        return np.concatenate(parts)
+
+    def routing(self, n_expert: int) -> Routing:
+        """What a context that records routing has recorded."""
+        ffi, lib = _ffi.ffi, _ffi.lib
+        n_tokens, n_layers, top_k = (ffi.new("int32_t *") for _ in range(3))
+        _ffi.check(lib.phx_routing_shape(self.handle, n_tokens, n_layers, top_k), "reading the routing")
+        layers = np.empty(n_layers[0], np.int32)
+        experts = np.empty((n_tokens[0], n_layers[0], top_k[0]), np.uint16)
+        status = lib.phx_routing_read(
+            self.handle, ffi.from_buffer("int32_t[]", layers), ffi.from_buffer("uint16_t[]", experts)
+        )
+        _ffi.check(status, "reading the routing")
+        return Routing(layers=tuple(layers.tolist()), experts=experts, n_expert=n_expert)

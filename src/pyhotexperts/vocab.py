@@ -1,0 +1,120 @@
+"""Text to tokens and back, with the checks that native code does not make."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyhotexperts import _ffi
+from pyhotexperts.errors import ClosedError, PromptError
+from pyhotexperts.results import ModelInfo
+
+Prompt = str | bytes | Sequence[int]
+
+
+class Vocab:
+    """The tokenizer of a loaded model.
+
+    Its methods may be called while another thread generates; a lock keeps them apart from `close` alone.
+    """
+
+    def __init__(self, model: Any, info: ModelInfo) -> None:
+        self._model = model
+        self._info = info
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Forget the model, which is about to be freed."""
+        with self._lock:
+            self._model = None
+
+    def tokenize(self, text: str | bytes, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of a text."""
+        data = _utf8(text)
+        ids: list[int] = _fill(
+            "int32_t[]",
+            len(data) + 16,
+            lambda buf, cap, n: self._call("phx_tokenize", data, len(data), add_special, parse_special, buf, cap, n),
+            "cannot tokenize the text",
+        )
+        return ids
+
+    def detokenize(self, tokens: Sequence[int], special: bool) -> str:
+        """Text of tokens; bytes that are no UTF-8 become U+FFFD."""
+        ids = self.checked(tokens)
+        data: bytes = _fill(
+            "char[]",
+            16 * len(ids) + 16,
+            lambda buf, cap, n: self._call("phx_detokenize", ids, len(ids), special, buf, cap, n),
+            "cannot turn tokens into text",
+        )
+        return data.decode("utf-8", errors="replace")
+
+    def piece(self, token: int) -> bytes:
+        """Bytes of a generated token's text; none for special tokens and for a model without tokenizer."""
+        if not self._info.has_vocab:
+            return b""
+        data: bytes = _fill(
+            "char[]",
+            64,
+            lambda buf, cap, n: self._call("phx_token_to_piece", token, False, buf, cap, n),
+            "cannot turn a token into text",
+        )
+        return data
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends a generation."""
+        return bool(self._call("phx_token_is_eog", token))
+
+    def prompt(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, at least one."""
+        ids = self.tokenize(prompt, True, False) if isinstance(prompt, str | bytes) else self.checked(prompt)
+        if not ids:
+            raise PromptError("the prompt is empty, and the model has no BOS token to start from: give some text")
+        return ids
+
+    def checked(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens as a list of ints, if all are of this model."""
+        if isinstance(tokens, str | bytes) or not hasattr(tokens, "__iter__"):
+            raise PromptError(f"expected text or token ids, not {type(tokens).__name__}")
+        n_vocab = self._info.n_vocab
+        ids = []
+        for token in tokens:
+            if isinstance(token, bool) or not hasattr(token, "__index__") or not 0 <= token < n_vocab:
+                raise PromptError(
+                    f"{token!r} is no token of this model: token ids are integers from 0 to {n_vocab - 1}"
+                )
+            ids.append(int(token))
+        return ids
+
+    def _call(self, function: str, *arguments: Any) -> int:
+        with self._lock:
+            if self._model is None:
+                raise ClosedError("the model was closed: load it again")
+            return int(getattr(_ffi.lib, function)(self._model, *arguments))
+
+
+def _fill(kind: str, cap: int, call: Callable[[Any, int, Any], int], doing: str) -> Any:
+    """What a native function writes into an array (made larger if it says so): a list of ints, or bytes."""
+    needed = _ffi.ffi.new("int32_t *")
+    while True:
+        buf = _ffi.ffi.new(kind, cap)
+        status = call(buf, cap, needed)
+        if status != _ffi.lib.PHX_ERR_BUFFER:
+            break
+        cap = needed[0]
+    _ffi.check(status, doing)
+    return _ffi.ffi.unpack(buf, needed[0])
+
+
+def _utf8(text: str | bytes) -> bytes:
+    try:
+        if isinstance(text, str):
+            return text.encode("utf-8")
+        if isinstance(text, bytes):
+            text.decode("utf-8")
+            return text
+    except UnicodeError as e:
+        raise PromptError(f"the text is not valid Unicode: {e}") from None
+    raise PromptError(f"expected text or UTF-8 bytes, not {type(text).__name__}")
