@@ -7,10 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import pyhotexperts as phx
 
 ROOT = Path(__file__).resolve().parents[1]
+# The same examples in every run: a red run can be repeated.
+settings.register_profile("pyhotexperts", derandomize=True, deadline=None)
+settings.load_profile("pyhotexperts")
+
 SHARED = Path(os.environ.get("PYHOTEXPERTS_SHARED", ROOT.parent / "shared"))
 
 

@@ -214,6 +214,32 @@ typedef struct {
 PHX_API int phx_memory_plan(const char * path, const phx_model_params * model_params, const phx_context_params * context_params,
                             phx_memory * out, int32_t cap, int32_t * n);
 
+// ---------------------------------------------------------------- cache simulation
+
+enum phx_cache_policy {
+    PHX_POLICY_LRU = 0,
+    PHX_POLICY_DECAY = 1,
+    PHX_POLICY_WINDOW = 2,
+    PHX_POLICY_FIXED = 3,
+    PHX_POLICY_FROZEN = 4
+};
+
+typedef struct {
+    int32_t policy;         // enum phx_cache_policy
+    int32_t n_slots;        // per layer
+    int32_t interval;       // window: tokens
+    double half_life;       // decay: tokens
+    double hysteresis;      // decay: share by which a newcomer's score must exceed the victim's
+    int32_t max_uploads;    // per layer and token, -1 = no limit
+} phx_cache_params;
+
+// Replays recorded routing through the slots and the policy of the cache, every layer on its own, from empty slots.
+// A token's experts hit if they were resident before it; an upload that it causes is resident for the next token.
+// experts: uint16[n_tokens][n_layers][top_k]; profile: double[n_layers][n_expert] for PHX_POLICY_FIXED, else NULL.
+// hits, uploads: int64[n_layers].
+PHX_API int phx_cache_simulate(const phx_cache_params * params, const uint16_t * experts, int32_t n_tokens, int32_t n_layers,
+                               int32_t top_k, int32_t n_expert, const double * profile, int64_t * hits, int64_t * uploads);
+
 #ifdef __cplusplus
 }
 #endif

@@ -33,11 +33,13 @@ from pyhotexperts.model import Model, kv_types
 from pyhotexperts.offload import CpuExperts, FullGpu, Layers, Offload, cpu_experts, full_gpu, hot_experts, layers
 from pyhotexperts.results import Chunk, DeviceMemory, Generation, ModelInfo, Perplexity, Routing, Score
 from pyhotexperts.sampling import Sampling
+from pyhotexperts.simulation import CacheSimulation, simulate_cache
 
 __version__ = version("pyhotexperts")
 
 __all__ = [
     "BusyError",
+    "CacheSimulation",
     "Chunk",
     "ClosedError",
     "ConfigError",
@@ -74,4 +76,5 @@ __all__ = [
     "hot_experts",
     "kv_types",
     "layers",
+    "simulate_cache",
 ]
