@@ -1,0 +1,94 @@
+// The CPU side of a MoE layer: computes the (token, expert) rows whose expert is not resident, with a team of threads of
+// its own and one parallel region per layer. Knows ggml-cpu, nothing of CUDA.
+//
+// For each row: h = silu(gate * x) . (up * x), out = down * h. The matrix products are ggml's vec_dot on activations that
+// ggml's from_float converted, so they equal ggml's own MUL_MAT_ID of one token on the CPU bit for bit, however many threads
+// and tokens there are. (For several tokens of one expert ggml may run tiled kernels, which round differently.)
+//
+// Threads and memory
+//   * run() is called by one thread at a time, which works too. Phases are separated by a barrier; within a phase no two
+//     threads write the same bytes.
+//   * Between runs the workers spin for a while, then sleep; nothing is allocated in run() once the buffers have grown.
+#pragma once
+
+#include "ggml.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace hx {
+
+// One expert matrix of a layer: n_expert matrices of n_out rows of n_in elements.
+struct expert_matrix {
+    const void * data;
+    ggml_type type;
+    int64_t n_in;
+    int64_t n_out;
+    int32_t n_expert;
+
+    size_t row_bytes() const { return ggml_row_size(type, n_in); }
+    const char * row(int32_t expert, int64_t index) const {
+        return static_cast<const char *>(data) + (size_t(expert) * size_t(n_out) + size_t(index)) * row_bytes();
+    }
+};
+
+struct cold_layer {
+    expert_matrix gate;
+    expert_matrix up;
+    expert_matrix down;
+};
+
+struct cold_row {
+    int32_t token;
+    int32_t expert;
+};
+
+class cold_lane {
+  public:
+    explicit cold_lane(int n_threads);  // the calling thread included
+    ~cold_lane();
+    cold_lane(const cold_lane &) = delete;
+    cold_lane & operator=(const cold_lane &) = delete;
+
+    // x: float[n_tokens][gate.n_in]; out: float[n_rows][down.n_out], one row for each of `rows`.
+    // Throws std::invalid_argument if the shapes do not fit together, a type has no CPU kernel, or a row names a token or
+    // an expert that is not there.
+    void run(const cold_layer & layer, const float * x, int32_t n_tokens, const cold_row * rows, int32_t n_rows, float * out);
+
+  private:
+    struct job {
+        const cold_layer * layer;
+        const float * x;
+        int32_t n_tokens;
+        const cold_row * rows;
+        int32_t n_rows;
+        float * out;
+    };
+
+    void work(int thread);     // one thread's share of the current job
+    void barrier();            // returns when all threads have called it
+    void wait_for_job(uint32_t seen);
+    void loop(int thread);
+
+    const int n_threads;
+    job current = {};
+    std::vector<char> x_converted;  // [n_tokens], as gate's and up's vec_dot want it
+    std::vector<char> x_converted_up;  // only if up's differs from gate's
+    std::vector<float> hidden;      // [n_rows][n_ff]
+    std::vector<char> h_converted;  // [n_rows]
+
+    std::vector<std::thread> workers;
+    std::atomic<uint32_t> generation{ 0 };  // of the job; grows by one with each run
+    std::atomic<int> arrived{ 0 };
+    std::atomic<uint32_t> phase{ 0 };
+    std::atomic<bool> stopping{ false };
+    std::mutex sleep_mutex;
+    std::condition_variable wake;
+    int asleep = 0;
+};
+
+}  // namespace hx

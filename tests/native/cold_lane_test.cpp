@@ -1,0 +1,214 @@
+// The CPU lane against ggml's own MUL_MAT_ID, bit for bit: every type that has a CPU kernel, mixed types, many hit masks,
+// several numbers of threads. With the argument "quick", types that take long to quantise are left out. Prints one line per type, and "ok N rows" at the end.
+#include "cold_lane.h"
+
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+constexpr int64_t N_EMBD = 512;
+constexpr int64_t N_FF = 256;
+constexpr int64_t N_EXPERT = 8;
+constexpr int64_t TOP_K = 4;
+
+static std::mt19937 rng(1);
+
+static std::vector<float> normal(size_t n) {
+    std::normal_distribution<float> d(0.0f, 1.0f);
+    std::vector<float> v(n);
+    for (float & f : v) {
+        f = d(rng);
+    }
+    return v;
+}
+
+struct weights {
+    std::vector<char> data;
+    hx::expert_matrix matrix;
+};
+
+static weights make_weights(ggml_type type, int64_t n_in, int64_t n_out) {
+    const std::vector<float> values = normal(size_t(n_in * n_out * N_EXPERT));
+    const std::vector<float> importance(size_t(n_in), 1.0f);
+    weights w;
+    w.data.resize(ggml_row_size(type, n_in) * size_t(n_out * N_EXPERT));
+    ggml_quantize_chunk(type, values.data(), w.data.data(), 0, n_out * N_EXPERT, n_in, importance.data());
+    w.matrix = { w.data.data(), type, n_in, n_out, int32_t(N_EXPERT) };
+    return w;
+}
+
+// ggml's own result for one token: [TOP_K][n_out] of x: [per_token][n_in] with per_token 1 or TOP_K.
+static std::vector<float> mul_mat_id_token(const weights & w, const float * x, int64_t per_token, const int32_t * ids) {
+    ggml_init_params params = { 16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true };
+    ggml_context * ctx = ggml_init(params);
+    ggml_tensor * a = ggml_new_tensor_3d(ctx, w.matrix.type, w.matrix.n_in, w.matrix.n_out, N_EXPERT);
+    ggml_tensor * b = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, w.matrix.n_in, per_token, 1);
+    ggml_tensor * i = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, TOP_K, 1);
+    ggml_tensor * y = ggml_mul_mat_id(ctx, a, b, i);
+    ggml_backend_t cpu = ggml_backend_cpu_init();
+    ggml_backend_cpu_set_n_threads(cpu, 1);
+    ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors(ctx, cpu);
+    ggml_backend_tensor_set(a, w.data.data(), 0, w.data.size());
+    ggml_backend_tensor_set(b, x, 0, ggml_nbytes(b));
+    ggml_backend_tensor_set(i, ids, 0, ggml_nbytes(i));
+    ggml_cgraph * graph = ggml_new_graph(ctx);
+    ggml_build_forward_expand(graph, y);
+    ggml_backend_graph_compute(cpu, graph);
+    std::vector<float> out(size_t(w.matrix.n_out * TOP_K));
+    ggml_backend_tensor_get(y, out.data(), 0, out.size() * sizeof(float));
+    ggml_backend_buffer_free(buffer);
+    ggml_backend_free(cpu);
+    ggml_free(ctx);
+    return out;
+}
+
+// [n_tokens][TOP_K][n_out], token by token: for several tokens of one expert ggml may run other kernels, which round
+// differently.
+static std::vector<float> mul_mat_id(const weights & w, const std::vector<float> & x, int64_t per_token, const std::vector<int32_t> & ids,
+                                     int64_t n_tokens) {
+    std::vector<float> all;
+    for (int64_t t = 0; t < n_tokens; t++) {
+        const std::vector<float> one = mul_mat_id_token(w, x.data() + t * per_token * w.matrix.n_in, per_token, ids.data() + t * TOP_K);
+        all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
+}
+
+static long compare(ggml_type gate_type, ggml_type up_type, ggml_type down_type, std::vector<hx::cold_lane *> lanes, int n_masks) {
+    const weights gate = make_weights(gate_type, N_EMBD, N_FF);
+    const weights up = make_weights(up_type, N_EMBD, N_FF);
+    const weights down = make_weights(down_type, N_FF, N_EMBD);
+    const hx::cold_layer layer = { gate.matrix, up.matrix, down.matrix };
+    long compared = 0;
+    for (int64_t n_tokens : { 1, 3, 8 }) {
+        const std::vector<float> x = normal(size_t(N_EMBD * n_tokens));
+        std::vector<int32_t> ids;
+        for (int64_t t = 0; t < n_tokens; t++) {
+            std::vector<int32_t> all(N_EXPERT);
+            for (int32_t e = 0; e < N_EXPERT; e++) {
+                all[size_t(e)] = e;
+            }
+            std::shuffle(all.begin(), all.end(), rng);
+            ids.insert(ids.end(), all.begin(), all.begin() + TOP_K);
+        }
+        const std::vector<float> g = mul_mat_id(gate, x, 1, ids, n_tokens);
+        const std::vector<float> u = mul_mat_id(up, x, 1, ids, n_tokens);
+        std::vector<float> h(g.size());
+        for (size_t i = 0; i < h.size(); i++) {
+            h[i] = g[i] / (1.0f + std::exp(-g[i])) * u[i];
+        }
+        const std::vector<float> expected = mul_mat_id(down, h, TOP_K, ids, n_tokens);
+
+        for (int m = 0; m < n_masks; m++) {  // a mask of resident experts; the others are the lane's
+            const unsigned resident = n_masks == 256 ? unsigned(m) : rng() % 256;
+            std::vector<hx::cold_row> rows;
+            std::vector<size_t> where;
+            for (size_t i = 0; i < ids.size(); i++) {
+                if (!(resident >> ids[i] & 1)) {
+                    rows.push_back({ int32_t(i / TOP_K), ids[i] });
+                    where.push_back(i);
+                }
+            }
+            std::vector<float> out(rows.size() * N_EMBD + 1, 12345.0f);
+            lanes[size_t(m) % lanes.size()]->run(layer, x.data(), int32_t(n_tokens), rows.data(), int32_t(rows.size()), out.data());
+            if (out.back() != 12345.0f) {
+                printf("the lane writes past its rows\n");
+                exit(1);
+            }
+            for (size_t r = 0; r < rows.size(); r++) {
+                if (memcmp(&out[r * N_EMBD], &expected[where[r] * N_EMBD], N_EMBD * sizeof(float)) != 0) {
+                    printf("%s/%s/%s: row %zu of %zu (token %d, expert %d) differs from ggml\n", ggml_type_name(gate_type),
+                           ggml_type_name(up_type), ggml_type_name(down_type), r, rows.size(), rows[r].token, rows[r].expert);
+                    exit(1);
+                }
+            }
+            compared += long(rows.size());
+        }
+    }
+    return compared;
+}
+
+template <typename F> static bool refuses(F && call) {
+    try {
+        call();
+    } catch (const std::invalid_argument &) {
+        return true;
+    }
+    return false;
+}
+
+static void check_refusals(hx::cold_lane & lane) {
+    const weights gate = make_weights(GGML_TYPE_Q8_0, N_EMBD, N_FF);
+    const weights down = make_weights(GGML_TYPE_Q8_0, N_FF, N_EMBD);
+    const std::vector<float> x = normal(N_EMBD);
+    std::vector<float> out(N_EMBD);
+    const hx::cold_layer good = { gate.matrix, gate.matrix, down.matrix };
+    const auto run = [&](const hx::cold_layer & layer, hx::cold_row row, int32_t n_rows = 1) {
+        return refuses([&] { lane.run(layer, x.data(), 1, &row, n_rows, out.data()); });
+    };
+    hx::cold_layer swapped = { gate.matrix, gate.matrix, gate.matrix };
+    hx::cold_layer empty = good;
+    empty.up.data = nullptr;
+    hx::cold_layer no_kernel = good;
+    no_kernel.gate.type = GGML_TYPE_I32;
+    hx::cold_layer broken = good;
+    broken.gate.n_in = broken.up.n_in = N_EMBD - 1;
+    hx::cold_layer fewer = good;
+    fewer.down.n_expert = 4;
+    const bool all = run(good, { 1, 0 }) && run(good, { -1, 0 }) && run(good, { 0, int32_t(N_EXPERT) }) && run(good, { 0, -1 }) &&
+                     run(good, { 0, 0 }, -1) && run(swapped, { 0, 0 }) && run(empty, { 0, 0 }) && run(no_kernel, { 0, 0 }) &&
+                     run(broken, { 0, 0 }) && run(fewer, { 0, 0 }) && refuses([] { hx::cold_lane none(0); });
+    if (!all || run(good, { 0, 0 }) || run(good, { 0, 0 }, 0)) {
+        printf("a bad call was taken or a good one refused\n");
+        exit(1);
+    }
+}
+
+int main(int argc, char ** argv) {
+    const bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    long compared = 0;
+    hx::cold_lane one(1);
+    hx::cold_lane three(3);
+    int n_types = 0;
+    for (int t = 0; t < GGML_TYPE_COUNT; t++) {
+        const ggml_type type = ggml_type(t);
+        const bool usable = ggml_blck_size(type) > 0 && ggml_type_size(type) > 0 && N_FF % ggml_blck_size(type) == 0 &&
+                            ggml_get_type_traits_cpu(type)->vec_dot && (ggml_is_quantized(type) || type == GGML_TYPE_F32 ||
+                            type == GGML_TYPE_F16 || type == GGML_TYPE_BF16);
+        // types that exist for activations only have no quantisation function
+        const bool is_slow = strncmp(ggml_type_name(type), "iq", 2) == 0;
+        if (!usable || type == GGML_TYPE_Q8_1 || type == GGML_TYPE_Q8_K || (quick && is_slow)) {
+            continue;
+        }
+        compared += compare(type, type, type, { &one, &three }, 6);
+        printf("%s\n", ggml_type_name(type));
+        n_types++;
+    }
+    compared += compare(GGML_TYPE_Q4_K, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, { &three }, quick ? 32 : 256);
+    compared += compare(GGML_TYPE_Q4_K, GGML_TYPE_Q8_0, GGML_TYPE_Q5_0, { &three }, quick ? 16 : 64);  // gate and up convert x differently
+    compared += compare(GGML_TYPE_F16, GGML_TYPE_Q4_K, GGML_TYPE_F32, { &one }, 16);
+    for (int i = 0; i < (quick ? 16 : 60); i++) {  // start and stop teams, with and without work, asleep and awake
+        hx::cold_lane team(1 + i % 4);
+        if (i % 3) {
+            compared += compare(GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, { &team }, 1);
+        }
+        if (i % 8 == 0) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(40));
+            compared += compare(GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, { &team }, 1);
+        }
+    }
+    check_refusals(three);
+    printf("ok %d types %ld rows\n", n_types, compared);
+    return 0;
+}
