@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from pyhotexperts import _ffi
-from pyhotexperts.errors import BusyError, PyHotExpertsError
+from pyhotexperts.errors import PyHotExpertsError
+from pyhotexperts.exclusive import Claim, Exclusive
 from pyhotexperts.results import Chunk, FinishReason, Generation
 from pyhotexperts.sampling import Sampling, seed_value
 from pyhotexperts.text import TextAssembler
 
 
 class Sampler:
-    """A native sampler. `close()` frees it."""
+    """A native sampler, freed by `close()` or with this object."""
 
     def __init__(self, model: Any, sampling: Sampling) -> None:
         ffi, lib = _ffi.ffi, _ffi.lib
@@ -37,11 +36,12 @@ class Sampler:
         out = ffi.new("phx_sampler **")
         _ffi.check(lib.phx_sampler_new(model, params, out), "making a sampler")
         self.handle = out[0]
+        self._free = weakref.finalize(self, lib.phx_sampler_free, self.handle)
+        self._free.atexit = False
 
     def close(self) -> None:
         """Free the native sampler, once."""
-        _ffi.lib.phx_sampler_free(self.handle)
-        self.handle = _ffi.ffi.NULL
+        self._free()
 
 
 class Stream(Iterator[Chunk]):
@@ -55,11 +55,11 @@ class Stream(Iterator[Chunk]):
         self._chunks = chunks
         self._release = weakref.finalize(self, release)
         self._release.atexit = False
-        self._in_use = threading.Lock()  # by the thread that is in __next__ or close
+        self._exclusive = Exclusive()  # for the thread that is in __next__ or close
         self._result: Generation | None = None
 
     def __next__(self) -> Chunk:
-        with self._exclusive():
+        with self._claim():
             if not self._release.alive:
                 raise StopIteration
             try:
@@ -94,17 +94,11 @@ class Stream(Iterator[Chunk]):
         BusyError
             If another thread is waiting for the next chunk.
         """
-        with self._exclusive():
+        with self._claim():
             self._release()
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        if not self._in_use.acquire(blocking=False):
-            raise BusyError("the stream is in use by another thread: stop it there")
-        try:
-            yield
-        finally:
-            self._in_use.release()
+    def _claim(self) -> Claim:
+        return self._exclusive.claim("the stream is in use by another thread: stop it there")
 
     def __enter__(self) -> Stream:
         return self

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +13,8 @@ import numpy.typing as npt
 
 from pyhotexperts import _ffi, generation, loading, machine, placement, scoring
 from pyhotexperts.context import Context
-from pyhotexperts.errors import BusyError, ClosedError, ConfigError, ContextFullError, PromptError, UnavailableError
+from pyhotexperts.errors import ClosedError, ConfigError, ContextFullError, PromptError, UnavailableError
+from pyhotexperts.exclusive import Claim, Exclusive
 from pyhotexperts.offload import Offload
 from pyhotexperts.results import DeviceMemory, Generation, ModelInfo, Perplexity, Routing, Score
 from pyhotexperts.sampling import MAX_SEED, Sampling
@@ -110,7 +109,7 @@ class Model:
         request = replace(request, path=loading.check_file(path))
         _ffi.init()
         self._seed = seed
-        self._lock = threading.Lock()
+        self._exclusive = Exclusive()
         self._open_stream: Callable[[], generation.Stream | None] = lambda: None
 
         decided = placement.decide(request, offload, n_gpu_layers_given=n_gpu_layers not in (None, -1))
@@ -242,7 +241,7 @@ class Model:
         options = _sampling(sampling)
         if options.seed is None:
             options = replace(options, seed=self._seed)
-        self._acquire()
+        claim = self._claim()
         try:
             ids = self._vocab.prompt(prompt)
             if len(ids) + 1 > self.n_ctx:
@@ -252,7 +251,7 @@ class Model:
                 )
             sampler = generation.Sampler(self._model, options)
         except BaseException:
-            self._lock.release()
+            claim.release()  # the exception's traceback keeps this frame, and so the claim
             raise
 
         def evaluate() -> None:
@@ -270,7 +269,7 @@ class Model:
             piece_of=self._vocab.piece,
             is_end=self._vocab.is_end,
         )
-        stream = generation.Stream(chunks, _Release(self, sampler))
+        stream = generation.Stream(chunks, _Release(self, sampler, claim))
         self._open_stream = weakref.ref(stream)
         return stream
 
@@ -278,7 +277,7 @@ class Model:
 
     def reset(self) -> None:
         """Forget everything that was evaluated."""
-        with self._exclusive():
+        with self._claim():
             self._context.clear()
 
     def eval(self, tokens: Prompt) -> None:
@@ -286,7 +285,7 @@ class Model:
 
         `generate`, `stream`, `score` and `perplexity` begin with an empty context, `eval` does not: call `reset`.
         """
-        with self._exclusive():
+        with self._claim():
             self._context.decode(self._vocab.prompt(tokens), _ffi.lib.PHX_OUTPUTS_LAST)
 
     @property
@@ -298,7 +297,7 @@ class Model:
         ConfigError
             If nothing was evaluated.
         """
-        with self._exclusive():
+        with self._claim():
             row: npt.NDArray[np.float32] = self._context.logits(1)[0]
             return row
 
@@ -312,7 +311,7 @@ class Model:
         PromptError
             If it has fewer than two tokens.
         """
-        with self._exclusive():
+        with self._claim():
             ids = self._vocab.prompt(text)
             if len(ids) < 2:
                 raise PromptError("a text of at least two tokens is needed: the first one is not scored")
@@ -336,7 +335,7 @@ class Model:
         n_ctx = min(1024, self.n_ctx) if n_ctx is None else integer("n_ctx", n_ctx, 4, self.n_ctx)
         if max_chunks is not None:
             integer("max_chunks", max_chunks, 1, 2**31 - 1)
-        with self._exclusive():
+        with self._claim():
             ids = self._vocab.prompt(text)
             bos = self._info.token_bos if self._info.add_bos else -1
             return scoring.perplexity(ids, n_ctx, max_chunks, bos, lambda chunk: self._context.nll(chunk, n_ctx // 2))
@@ -353,7 +352,7 @@ class Model:
         """
         if not self._info.n_expert:
             raise UnavailableError(f"{self._info.architecture} is a dense model: it has no routed experts")
-        with self._exclusive():
+        with self._claim():
             ids = self._vocab.prompt(text)
             n_ubatch = min(self._placement.request.n_ubatch, len(ids))
             request = replace(self._placement.request, n_ctx=len(ids), n_batch=n_ubatch, n_ubatch=n_ubatch)
@@ -379,12 +378,8 @@ class Model:
         stream = self._open_stream()
         if stream is not None:
             stream.close()
-        if not self._lock.acquire(blocking=False):
-            raise BusyError("the model is in use by another thread: let its call finish before close()")
-        try:
+        with self._exclusive.claim("the model is in use by another thread: let its call finish before close()"):
             self._close()
-        finally:
-            self._lock.release()
 
     def __enter__(self) -> Model:
         self._check_open()
@@ -399,35 +394,29 @@ class Model:
         if not self._close.alive:
             raise ClosedError("the model was closed: load it again")
 
-    def _acquire(self) -> None:
+    def _claim(self) -> Claim:
+        """The right to use the model, to be released."""
         self._check_open()
-        if not self._lock.acquire(blocking=False):
-            raise BusyError(
-                "the model is in use: one caller at a time; let the other call finish, or close the open stream"
-            )
-        if not self._close.alive:
-            self._lock.release()
+        claim = self._exclusive.claim(
+            "the model is in use: one caller at a time; let the other call finish, or close the open stream"
+        )
+        if not self._close.alive:  # closed by another thread just now
+            claim.release()
             self._check_open()
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        self._acquire()
-        try:
-            yield
-        finally:
-            self._lock.release()
+        return claim
 
 
 class _Release:
-    """What the end of a stream does: free the sampler, then the model's lock. Keeps the model alive until then."""
+    """What the end of a stream does: free the sampler, then let others use the model, which stays alive until then."""
 
-    def __init__(self, model: Model, sampler: generation.Sampler) -> None:
+    def __init__(self, model: Model, sampler: generation.Sampler, claim: Claim) -> None:
         self._model = model
         self._sampler = sampler
+        self._claim = claim
 
     def __call__(self) -> None:
         self._sampler.close()
-        self._model._lock.release()
+        self._claim.release()
 
 
 def _free(resources: list[Callable[[], object]]) -> None:

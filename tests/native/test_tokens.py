@@ -30,8 +30,9 @@ def test_names_of_special_tokens_are_text_unless_asked(model: phx.Model) -> None
 @pytest.mark.parametrize("prompt", [b"\xff\xfe", "\ud800", 3, None, [1, "a"], [1.5], [True], [-1], [8192], [2**40]])
 def test_what_is_no_prompt_is_refused(model: phx.Model, prompt: object) -> None:
     for call in (model.generate, model.eval, model.score):
-        with pytest.raises(phx.PromptError):
+        with pytest.raises(phx.PromptError) as failure:
             call(prompt)  # type: ignore[operator]
+        assert model.generate("a", max_tokens=1).tokens, failure  # not busy, although the traceback is kept
 
 
 def test_no_tokens_are_no_prompt(model: phx.Model) -> None:
