@@ -131,7 +131,7 @@ def read_pin() -> Pin:
 def read_series() -> tuple[Path, ...]:
     """The patches in the order in which they are listed."""
     patches: list[Path] = []
-    for line in SERIES.read_text(encoding="utf-8").splitlines():
+    for line in SERIES.read_text(encoding="utf-8", errors="replace").splitlines():
         name = line.partition("#")[0].strip()
         if not name:
             continue
@@ -213,7 +213,10 @@ def refuse_to_lose_edits(old: Stamp | None, new: Stamp) -> None:
 
 def from_environment(variable: str) -> Path | None:
     value = os.environ.get(variable)
-    return Path(value).expanduser().resolve() if value else None
+    try:
+        return Path(value).expanduser().resolve() if value else None
+    except (RuntimeError, ValueError) as error:  # an unknown user, a loop of links, a zero byte
+        raise FetchError(f"{variable} names {value!r}, which is no path: {error}") from None
 
 
 def source_directory() -> Path | None:
@@ -470,7 +473,13 @@ def found_current(pin: Pin, directory: Path | None) -> bool:
     stamp = read_stamp()
     if stamp is None or not is_current(stamp, pin, directory):
         return False
-    edits = as_lines(differences(stamp.files, manifest(TREE)))
+    differing = differences(stamp.files, manifest(TREE))
+    missing = {name: what for name, what in differing.items() if what == "missing"}
+    if missing:
+        raise FetchError(
+            f"{TREE} lacks files; --force makes it again (and discards edits):{listing(as_lines(missing))}"
+        )
+    edits = as_lines(differing)
     note(f"{TREE} is up to date" + (f"; local edits are left alone:{listing(edits)}" if edits else ""))
     return True
 

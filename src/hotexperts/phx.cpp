@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -23,7 +24,7 @@ const std::array<ggml_type, 9> KV_TYPES = { GGML_TYPE_F32,  GGML_TYPE_F16,    GG
 bool on_progress(float fraction, void * user_data) {
     auto * progress = static_cast<phx_progress *>(user_data);
     __atomic_store(&progress->fraction, &fraction, __ATOMIC_RELAXED);
-    return __atomic_load_n(&progress->cancel, __ATOMIC_RELAXED) == 0;
+    return __atomic_load_n(&progress->cancel, __ATOMIC_RELAXED) == 0 && !phx::is_exiting();
 }
 
 }  // namespace
@@ -95,6 +96,7 @@ void require_token(const phx_model * model, int32_t token) {
 
 void decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t outputs) {
     phx::require(ctx && tokens && n > 0, "nothing to decode");
+    phx::require(outputs >= PHX_OUTPUTS_NONE && outputs <= PHX_OUTPUTS_ALL, "unknown kind of outputs");
     phx::require(uint32_t(n) <= llama_n_batch(ctx->llama), "more tokens than n_batch in one decode");
     if (uint64_t(ctx->n_past) + uint64_t(n) > llama_n_ctx(ctx->llama)) {
         throw phx::error(PHX_ERR_FULL, "the context of " + std::to_string(llama_n_ctx(ctx->llama)) + " tokens is full");
@@ -128,6 +130,9 @@ void decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t output
     if (result != 0) {
         throw phx::error(log.status(PHX_ERR_DECODE), "llama_decode failed (" + std::to_string(result) + "): " + log.text());
     }
+    if (ctx->n_past == 0) {
+        phx::register_exit_handler();
+    }
     ctx->n_past += n;
     ctx->n_outputs = outputs == PHX_OUTPUTS_ALL ? n : outputs == PHX_OUTPUTS_LAST ? 1 : 0;
 }
@@ -135,7 +140,11 @@ void decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t output
 int32_t sample(phx_context * ctx, phx_sampler * sampler) {
     phx::require(ctx && sampler, "no context or no sampler");
     phx::require(ctx->n_outputs > 0, "nothing was decoded, so there is no distribution to sample from");
-    return llama_sampler_sample(sampler->llama, ctx->llama, -1);
+    const int32_t token = llama_sampler_sample(sampler->llama, ctx->llama, -1);
+    if (!std::isfinite(llama_get_logits_ith(ctx->llama, -1)[token])) {
+        throw phx::error(PHX_ERR_DECODE, "the model's logits are not finite numbers: the file is damaged, or a type overflows");
+    }
+    return token;
 }
 
 }  // namespace
@@ -166,10 +175,17 @@ llama_model_params to_llama(const phx_model_params & params, model_overrides & o
 }
 
 llama_context_params to_llama(const phx_context_params & params, const llama_model * model) {
+    const auto is_kv_type = [](int32_t type) { return std::find(KV_TYPES.begin(), KV_TYPES.end(), type) != KV_TYPES.end(); };
+    require(is_kv_type(params.type_k) && is_kv_type(params.type_v), "unknown type of the KV cache");
+    require(params.flash_attn >= -1 && params.flash_attn <= 1, "flash_attn is none of -1, 0, 1");
+    require(params.n_threads >= 1 && params.n_threads <= GGML_MAX_N_THREADS, "n_threads is out of range");
+    require(params.n_batch >= 1 && params.n_ubatch >= 1, "n_batch and n_ubatch must be positive");
+    require(params.n_ctx <= INT32_MAX, "n_ctx is out of range");
     llama_context_params result = llama_context_default_params();
     const int32_t n_ctx_train = llama_model_n_ctx_train(model);
     const uint32_t n_ctx_default = n_ctx_train > 0 ? std::min(DEFAULT_N_CTX, uint32_t(n_ctx_train)) : DEFAULT_N_CTX;
-    result.n_ctx = params.n_ctx ? params.n_ctx : n_ctx_default;
+    // upstream rounds so as well, but limits n_batch to what was asked for
+    result.n_ctx = GGML_PAD(params.n_ctx ? params.n_ctx : n_ctx_default, 256);
     result.n_batch = params.n_batch;
     result.n_ubatch = params.n_ubatch;
     result.n_threads = params.n_threads;
@@ -178,6 +194,7 @@ llama_context_params to_llama(const phx_context_params & params, const llama_mod
     result.type_v = ggml_type(params.type_v);
     result.flash_attn_type = llama_flash_attn_type(params.flash_attn);
     result.no_perf = true;
+    result.abort_callback = [](void *) { return is_exiting(); };
     return result;
 }
 
@@ -186,8 +203,9 @@ llama_context_params to_llama(const phx_context_params & params, const llama_mod
 // ---------------------------------------------------------------- model
 
 int phx_model_load(const char * path, const phx_model_params * params, phx_progress * progress, phx_model ** out) {
-    return phx::guarded([&] {
+    return phx::guarded_load([&] {
         phx::require(path && params && progress && out, "a required argument is NULL");
+        phx::check_file(path);
         phx::model_overrides overrides;
         llama_model_params llama_params = phx::to_llama(*params, overrides);
         llama_params.progress_callback = on_progress;
@@ -205,6 +223,7 @@ int phx_model_load(const char * path, const phx_model_params * params, phx_progr
         model->llama = llama;
         model->vocab = llama_model_get_vocab(llama);
         model->n_vocab = llama_vocab_n_tokens(model->vocab);
+        phx::register_exit_handler();
         *out = model;
     });
 }
@@ -244,13 +263,14 @@ int phx_model_get_info(const phx_model * model, phx_model_info * out) {
 }
 
 int32_t phx_model_meta(const phx_model * model, const char * key, char * buf, size_t cap) {
-    return model && key ? llama_model_meta_val_str(model->llama, key, buf, cap) : -1;
+    char none[1];
+    return model && key ? llama_model_meta_val_str(model->llama, key, buf ? buf : none, buf ? cap : sizeof(none)) : -1;
 }
 
 int phx_tokenize(const phx_model * model, const char * text, int32_t n_text, int32_t add_special, int32_t parse_special,
                  int32_t * tokens, int32_t cap, int32_t * n_tokens) {
     return phx::guarded([&] {
-        phx::require(model && text && n_text >= 0 && cap >= 0, "a required argument is NULL or negative");
+        phx::require(model && text && n_text >= 0 && cap >= 0 && (tokens || cap == 0), "a required argument is NULL or negative");
         if (!model->has_vocab()) {
             throw phx::error(PHX_ERR_UNSUPPORTED, "the model has no tokenizer");
         }
@@ -262,7 +282,7 @@ int phx_tokenize(const phx_model * model, const char * text, int32_t n_text, int
 
 int phx_token_to_piece(const phx_model * model, int32_t token, int32_t special, char * buf, int32_t cap, int32_t * n_bytes) {
     return phx::guarded([&] {
-        phx::require(model && cap >= 0, "a required argument is NULL or negative");
+        phx::require(model && cap >= 0 && (buf || cap == 0), "a required argument is NULL or negative");
         require_token(model, token);
         if (!model->has_vocab()) {
             throw phx::error(PHX_ERR_UNSUPPORTED, "the model has no tokenizer");
@@ -274,7 +294,7 @@ int phx_token_to_piece(const phx_model * model, int32_t token, int32_t special, 
 int phx_detokenize(const phx_model * model, const int32_t * tokens, int32_t n_tokens, int32_t special, char * buf, int32_t cap,
                    int32_t * n_bytes) {
     return phx::guarded([&] {
-        phx::require(model && (tokens || n_tokens == 0) && n_tokens >= 0 && cap >= 0, "a required argument is NULL or negative");
+        phx::require(model && (tokens || n_tokens == 0) && n_tokens >= 0 && cap >= 0 && (buf || cap == 0), "a required argument is NULL or negative");
         for (int32_t i = 0; i < n_tokens; i++) {
             require_token(model, tokens[i]);
         }
@@ -326,6 +346,11 @@ int phx_context_new(phx_model * model, const phx_context_params * params, phx_co
         if (!ctx->llama) {
             delete ctx;
             throw phx::error(log.status(PHX_ERR_INVALID), log.text());
+        }
+        if (!llama_get_causal_attn(ctx->llama)) {
+            llama_free(ctx->llama);
+            delete ctx;
+            throw phx::error(PHX_ERR_UNSUPPORTED, "the model is an encoder: it gives embeddings, not text");
         }
         *out = ctx;
     });
@@ -390,6 +415,9 @@ int phx_routing_shape(const phx_context * ctx, int32_t * n_tokens, int32_t * n_l
 }
 
 int phx_routing_read(const phx_context * ctx, int32_t * layers, uint16_t * out) {
+    if (!layers || !out) {
+        return phx::guarded([] { phx::require(false, "a required argument is NULL"); });
+    }
     int32_t n_tokens = 0;
     int32_t n_layers = 0;
     int32_t top_k = 0;

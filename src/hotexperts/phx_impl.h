@@ -49,7 +49,15 @@ class log_capture {
     log_capture * outer;
 };
 
-// Marks the calling thread as being inside an API call, for upstream assertions.
+// To be called after upstream did something for the first time: exit handlers run in the reverse order of their
+// registration, and ours has to run before the destructors of the static objects that upstream made meanwhile.
+void register_exit_handler();
+
+// True once the process has begun to exit: graphs that run are stopped then.
+bool is_exiting();
+
+// Marks the calling thread as being inside an API call, for upstream assertions and for the end of the process: once
+// that has begun, a call does not return (a daemon thread must not touch libraries whose destructors have run).
 class api_scope {
   public:
     api_scope();
@@ -79,11 +87,29 @@ template <typename F> int guarded(F && body) {
     }
 }
 
+// As guarded(), for work on a file: what upstream throws or asserts is the file's fault.
+template <typename F> int guarded_load(F && body) {
+    return guarded([&] {
+        try {
+            body();
+        } catch (const error &) {
+            throw;
+        } catch (const std::bad_alloc &) {
+            throw;
+        } catch (const std::exception & e) {
+            throw error(PHX_ERR_LOAD, std::string("the file is damaged or not supported: ") + e.what());
+        }
+    });
+}
+
 inline void require(bool condition, const char * message) {
     if (!condition) {
         throw error(PHX_ERR_INVALID, message);
     }
 }
+
+// Throws if the file has tensors or values that upstream would load and then crash on.
+void check_file(const char * path);
 
 // Upstream's parameters for ours. The overrides must outlive the load.
 struct model_overrides {

@@ -11,10 +11,14 @@
 
 #include "ggml.h"
 
+#include <atomic>
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <thread>
 
 namespace phx {
 
@@ -36,6 +40,17 @@ thread_local std::string partial_line;
 thread_local int partial_level = GGML_LOG_LEVEL_INFO;
 thread_local log_capture * capture = nullptr;
 thread_local int api_depth = 0;
+
+std::atomic<bool> exiting{ false };
+std::atomic<int> threads_inside{ 0 };
+
+// Runs before the destructors of the libraries. Waits for the threads that compute; their graphs stop at the next node.
+void on_exit() {
+    exiting = true;
+    for (int i = 0; i < 2000 && threads_inside > 0; i++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+}
 
 void on_log(ggml_log_level level, const char * text, void *) {
     if (level != GGML_LOG_LEVEL_CONT) {
@@ -95,6 +110,7 @@ void log_install() {
     std::call_once(once, [] {
         llama_log_set(on_log, nullptr);
         ggml_set_abort_callback(on_abort);
+        register_exit_handler();
     });
 }
 
@@ -121,15 +137,38 @@ int log_capture::status(int otherwise) const {
             return PHX_ERR_MEMORY;
         }
     }
-    return otherwise;
+    // a wrong shape or value in the file, found by an assertion of upstream's
+    return otherwise == PHX_ERR_INVALID && reason.find("GGML_ASSERT") != std::string::npos ? PHX_ERR_LOAD : otherwise;
+}
+
+void register_exit_handler() {
+    static std::atomic<int> times{ 0 };
+    if (times++ < 100) {
+        atexit(on_exit);
+    }
+}
+
+bool is_exiting() {
+    return exiting;
 }
 
 api_scope::api_scope() {
-    api_depth++;
+    if (api_depth++ > 0) {
+        return;
+    }
+    threads_inside++;
+    if (exiting) {
+        threads_inside--;
+        for (;;) {
+            std::this_thread::sleep_for(std::chrono::hours(1));
+        }
+    }
 }
 
 api_scope::~api_scope() {
-    api_depth--;
+    if (--api_depth == 0) {
+        threads_inside--;
+    }
 }
 
 }  // namespace phx

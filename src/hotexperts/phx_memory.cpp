@@ -135,7 +135,7 @@ int phx_device_get(int32_t index, phx_device * out) {
 
 int phx_memory_plan(const char * path, const phx_model_params * model_params, const phx_context_params * context_params,
                     phx_memory * out, int32_t cap, int32_t * n) {
-    return phx::guarded([&] {
+    return phx::guarded_load([&] {
         phx::require(path && model_params && context_params && n && (out || cap == 0), "a required argument is NULL");
         phx::model_overrides overrides;
         llama_model_params llama_params = phx::to_llama(*model_params, overrides);
@@ -143,6 +143,7 @@ int phx_memory_plan(const char * path, const phx_model_params * model_params, co
         llama_params.load_mode = LLAMA_LOAD_MODE_NONE;
 
         phx::log_capture log(/*quiet=*/true);
+        phx::check_file(path);
         std::unique_ptr<llama_model, model_deleter> model(llama_model_load_from_file(path, llama_params));
         if (!model) {
             throw phx::error(log.status(PHX_ERR_LOAD), log.text());

@@ -9,6 +9,7 @@ import ctypes
 import importlib
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -41,8 +42,17 @@ _ERRORS: dict[int, type[errors.PyHotExpertsError]] = {
 # Functions that every other ggml and llama.cpp has, whatever its age; seen by the process only if global.
 _FOREIGN_SYMBOLS = ("ggml_init", "llama_backend_init")
 
-_init_lock = threading.Lock()
+_init_lock = threading.RLock()  # re-entrant: a signal handler may ask for something meanwhile
 _initialised = False
+_forked = False  # this process is a child of one that had loaded the backends
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = _initialised
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def read_string(call: Callable[[Any, int], int]) -> str:
@@ -78,7 +88,7 @@ def error_of(status: int, doing: str) -> errors.PyHotExpertsError:
     drain_log()
     kind = _ERRORS.get(status, errors.InternalError)
     if status == lib.PHX_ERR_INTERNAL:
-        reason = f"an assertion of the native code failed: {reason}"
+        reason = f"the native code failed: {reason}"
     return kind(f"{doing}: {reason}")
 
 
@@ -91,6 +101,15 @@ def check(status: int, doing: str) -> None:
 def library_dir() -> Path:
     """The folder of the native libraries."""
     return Path(_native.__file__).parent / "lib"
+
+
+def refuse_fork() -> None:
+    """Raise NativeLibraryError in a forked child: the threads and the GPU of its parent do not exist in it."""
+    if _forked:
+        raise errors.NativeLibraryError(
+            "this process was forked from one that had used pyhotexperts, whose threads it does not have: "
+            'start it with multiprocessing.get_context("spawn"), or load models only after the fork'
+        )
 
 
 def refuse_foreign_ggml() -> None:
@@ -115,6 +134,7 @@ def init() -> None:
         If another copy of ggml was loaded with global symbols, which ours would then bind to.
     """
     global _initialised
+    refuse_fork()
     with _init_lock:
         if _initialised:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyhotexperts import _ffi, scoring
-from pyhotexperts.errors import ContextFullError
+from pyhotexperts.errors import ContextFullError, DecodeError
 from pyhotexperts.placement import LoadRequest
 from pyhotexperts.results import Routing
 
@@ -27,16 +28,19 @@ class Context:
         self.n_ctx = int(_ffi.lib.phx_context_n_ctx(self.handle))
         self._n_vocab = n_vocab
         self._n_ubatch = request.n_ubatch
+        self._lock = threading.RLock()  # `n_past` may be asked for by any thread
 
     def close(self) -> None:
         """Free the native context."""
-        _ffi.lib.phx_context_free(self.handle)
-        self.handle = _ffi.ffi.NULL
+        with self._lock:
+            handle, self.handle = self.handle, _ffi.ffi.NULL
+            _ffi.lib.phx_context_free(handle)
 
     @property
     def n_past(self) -> int:
         """Tokens evaluated since the context was made or cleared."""
-        return int(_ffi.lib.phx_context_n_past(self.handle))
+        with self._lock:
+            return int(_ffi.lib.phx_context_n_past(self.handle))
 
     def clear(self) -> None:
         """Forget everything that was evaluated."""
@@ -85,7 +89,10 @@ class Context:
             part = ids[at : min(at + self._n_ubatch, len(ids) - 1)]
             self.decode(part, lib.PHX_OUTPUTS_ALL)
             parts.append(scoring.nll_of(self.logits(len(part)), ids[at + 1 : at + 1 + len(part)]))
-        return np.concatenate(parts)
+        nll = np.concatenate(parts)
+        if not np.isfinite(nll).all():
+            raise DecodeError("the model's logits are not finite numbers: the file is damaged, or a type overflows")
+        return nll
 
     def routing(self, n_expert: int) -> Routing:
         """What a context that records routing has recorded."""

@@ -18,6 +18,7 @@ class Claim:
 
     def __init__(self, exclusive: Exclusive) -> None:
         self._exclusive = exclusive
+        self.thread = threading.get_ident()
 
     def release(self) -> None:
         """Give the claim back. May be called twice."""
@@ -31,9 +32,16 @@ class Claim:
 
 
 class Exclusive:
-    """Something that one caller may use at a time."""
+    """Something that one caller may use at a time.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    same_thread
+        Whether the thread that holds the claim may take it again (the older claim is then void).
+    """
+
+    def __init__(self, same_thread: bool = False) -> None:
+        self._same_thread = same_thread
         # Of `_holder`, for an instant. Re-entrant: a stream that is collected meanwhile releases its claim.
         self._guard = threading.RLock()
         self._holder: Callable[[], Claim | None] = lambda: None
@@ -41,11 +49,16 @@ class Exclusive:
     def claim(self, refusal: str) -> Claim:
         """Take the claim, or raise `BusyError` with the message."""
         claim = Claim(self)
-        with self._guard:
-            if self._holder() is not None:
-                raise BusyError(refusal)
-            self._holder = weakref.ref(claim)
-        return claim
+        try:
+            with self._guard:
+                holder = self._holder()
+                if holder is not None and not (self._same_thread and holder.thread == claim.thread):
+                    raise BusyError(refusal)
+                self._holder = weakref.ref(claim)
+            return claim
+        except BaseException:
+            self._release(claim)  # the exception's traceback keeps this frame, and so the claim
+            raise
 
     def _release(self, claim: Claim) -> None:
         with self._guard:

@@ -55,7 +55,7 @@ class Stream(Iterator[Chunk]):
         self._chunks = chunks
         self._release = weakref.finalize(self, release)
         self._release.atexit = False
-        self._exclusive = Exclusive()  # for the thread that is in __next__ or close
+        self._exclusive = Exclusive(same_thread=True)  # for the thread that is in __next__ or close
         self._result: Generation | None = None
 
     def __next__(self) -> Chunk:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from pyhotexperts import _ffi
-from pyhotexperts.errors import ConfigError, LoadCancelledError, ModelLoadError, ModelNotFoundError, UnavailableError
+from pyhotexperts.errors import (
+    ConfigError,
+    LoadCancelledError,
+    ModelLoadError,
+    ModelNotFoundError,
+    OutOfMemoryError,
+    UnavailableError,
+)
 from pyhotexperts.placement import Placement
 from pyhotexperts.results import ModelInfo
 
@@ -44,14 +52,20 @@ def check_file(path: str | os.PathLike[str] | None) -> str:
     if "\0" in name:
         raise ConfigError(f"path must not contain a zero byte: {name!r}")
     try:
-        with open(name, "rb") as file:
+        # without waiting for somebody to write into a FIFO
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ModelLoadError(f"{name} is no regular file: give the path of a GGUF model")
             magic = file.read(4)
     except FileNotFoundError:
-        raise ModelNotFoundError(f"there is no file {name}: give the path of a GGUF model") from None
+        raise ModelNotFoundError(f"there is no file {name or '(empty path)'}: give the path of a GGUF model") from None
     except IsADirectoryError:
         raise ModelLoadError(f"{name} is a folder: give the path of a GGUF file in it") from None
     except OSError as e:
         raise ModelLoadError(f"cannot read {name}: {e.strerror}") from e
+    except ValueError:
+        raise ConfigError(f"path is not a name that a file can have: {name!r}") from None
     if not magic:
         raise ModelLoadError(f"{name} is empty: download or copy the model again")
     if magic != b"GGUF":
@@ -79,32 +93,38 @@ def load(placement: Placement, progress: ProgressCallback | bool | None) -> tupl
             failure.append(e)
 
     thread = threading.Thread(target=work, name="pyhotexperts-load", daemon=True)
-    interruption: BaseException | None = None
-    with _reporter(progress, Path(path).name) as report:
-        thread.start()
-        while thread.is_alive():
-            try:
+    try:
+        with _reporter(progress, Path(path).name) as report:
+            thread.start()
+            while thread.is_alive():
                 thread.join(POLL_SECONDS)
-                if interruption is None:
-                    report(state.fraction)
-            except BaseException as e:  # includes KeyboardInterrupt
-                interruption = interruption or e
-                state.cancel = 1
-        if interruption is None and not failure:
-            report(1.0)
-    if interruption is not None:
+                report(state.fraction)
+            if not failure:
+                report(1.0)
+    except BaseException as e:  # Ctrl-C, or an exception of the callback
+        state.cancel = 1
+        _wait(thread)
         lib.phx_model_free(out[0])
-        raise interruption
+        if isinstance(e, RuntimeError) and thread.ident is None:
+            raise OutOfMemoryError(f"cannot load {path}: {e}; the system gives this process no more threads") from e
+        raise
     if failure:
         if isinstance(failure[0], LoadCancelledError):
             raise LoadCancelledError(f"loading {path} was stopped") from failure[0]
         raise failure[0]
     info = _ffi.ffi.new("phx_model_info *")
     _ffi.check(lib.phx_model_get_info(out[0], info), f"cannot read the facts of {path}")
-    if not info.has_decoder or info.n_vocab < 1:
+    if info.has_encoder or not info.has_decoder or info.n_vocab < 1:
         lib.phx_model_free(out[0])
         raise UnavailableError(f"{path} ({_ffi.text_of(info.architecture)}) generates no text")
     return out[0], _model_info(info)
+
+
+def _wait(thread: threading.Thread) -> None:
+    """Wait for the thread to end, whatever Ctrl-C says: it writes to memory that is about to be freed."""
+    while thread.is_alive():
+        with suppress(BaseException):
+            thread.join(POLL_SECONDS)
 
 
 def _model_info(info: Any) -> ModelInfo:
@@ -132,11 +152,20 @@ def _reporter(progress: ProgressCallback | bool | None, name: str) -> Iterator[P
     if callable(progress):
         yield progress
         return
-    disable = not sys.stderr.isatty() if progress is None else not progress
-    with tqdm(total=100, desc=f"loading {name}", unit="%", leave=False, disable=disable, file=sys.stderr) as bar:
+    if not (_is_terminal() if progress is None else progress):
+        yield lambda fraction: None
+        return
+    with tqdm(total=100, desc=f"loading {name}", unit="%", leave=False, file=sys.stderr) as bar:
 
         def show(fraction: float) -> None:
             bar.n = round(100 * fraction)
             bar.refresh()
 
         yield show
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # there is no stderr, or it is closed
+        return False

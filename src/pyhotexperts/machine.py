@@ -8,6 +8,8 @@ from pathlib import Path
 
 from pyhotexperts import _ffi
 
+MAX_THREADS = 512  # ggml's limit
+
 
 @dataclass(frozen=True)
 class Device:
@@ -55,8 +57,8 @@ def default_threads() -> int:
         try:
             cores.add(siblings.read_text())
         except OSError:
-            return len(allowed)
-    return max(1, len(cores))
+            return min(len(allowed), MAX_THREADS)
+    return min(max(1, len(cores)), MAX_THREADS)
 
 
 def available_ram() -> int | None:

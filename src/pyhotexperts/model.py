@@ -54,8 +54,9 @@ class Model:
     seed
         Default seed of `generate` and `stream`, None or -1 = a new one each time.
     load_mode
-        "mmap" maps the file, "copy" reads it into memory (pinned when there is a GPU, which makes prompts with
-        experts on the CPU much faster), "direct_io" reads it past the page cache.
+        "mmap" maps the file, which must not be changed or truncated meanwhile; "copy" reads it into memory (pinned when
+        there is a GPU, which makes prompts with experts on the CPU much faster); "direct_io" reads it past the page
+        cache.
     progress
         Called with the loaded fraction, 0..1; True = a bar on stderr, False = nothing, None = a bar if stderr is a
         terminal. An exception that it raises stops the load.
@@ -101,7 +102,9 @@ class Model:
             n_ctx=0 if n_ctx is None else integer("n_ctx", n_ctx, 1, MAX_N_CTX),
             n_batch=n_batch,
             n_ubatch=min(n_batch, integer("n_ubatch", n_ubatch, 1, MAX_N_CTX)),
-            n_threads=machine.default_threads() if n_threads is None else integer("n_threads", n_threads, 1, 512),
+            n_threads=machine.default_threads()
+            if n_threads is None
+            else integer("n_threads", n_threads, 1, machine.MAX_THREADS),
             type_k=_kv_type("type_k", type_k),
             type_v=_kv_type("type_v", type_v),
             flash_attn=_flash_attn(flash_attn),
@@ -169,11 +172,7 @@ class Model:
 
     def metadata(self, key: str) -> str | None:
         """A scalar of the GGUF's metadata as text, None if there is none of that key."""
-        self._check_open()
-        name = key.encode()
-        if _ffi.lib.phx_model_meta(self._model, name, _ffi.ffi.NULL, 0) < 0:
-            return None
-        return _ffi.read_string(lambda buf, cap: int(_ffi.lib.phx_model_meta(self._model, name, buf, cap)))
+        return self._vocab.metadata(key)
 
     # ------------------------------------------------------------ tokens
 
@@ -379,6 +378,7 @@ class Model:
         if stream is not None:
             stream.close()
         with self._exclusive.claim("the model is in use by another thread: let its call finish before close()"):
+            self._vocab.close()
             self._close()
 
     def __enter__(self) -> Model:
@@ -388,6 +388,9 @@ class Model:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def __reduce__(self) -> str:
+        raise TypeError("a model cannot be copied or pickled: load it again, or hand over its path")
+
     # ------------------------------------------------------------ internals
 
     def _check_open(self) -> None:
@@ -396,6 +399,7 @@ class Model:
 
     def _claim(self) -> Claim:
         """The right to use the model, to be released."""
+        _ffi.refuse_fork()
         self._check_open()
         claim = self._exclusive.claim(
             "the model is in use: one caller at a time; let the other call finish, or close the open stream"
@@ -426,13 +430,11 @@ def _free(resources: list[Callable[[], object]]) -> None:
 
 
 def _sampling(options: dict[str, Any]) -> Sampling:
-    try:
-        return Sampling(**options)
-    except TypeError:
-        unknown = sorted(set(options) - set(Sampling.__dataclass_fields__))
-        raise ConfigError(
-            f"unknown parameter {', '.join(unknown)}: there are {', '.join(Sampling.__dataclass_fields__)}"
-        ) from None
+    known = Sampling.__dataclass_fields__
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ConfigError(f"unknown parameter {', '.join(unknown)}: there are {', '.join(known)}")
+    return Sampling(**options)
 
 
 def kv_types() -> list[str]:

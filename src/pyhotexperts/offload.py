@@ -28,6 +28,9 @@ class Layers:
 
     n_cpu_moe: int
 
+    def __post_init__(self) -> None:
+        integer("n_cpu_moe", self.n_cpu_moe, 0, 1_000_000)
+
     def __str__(self) -> str:
         return f"layers({self.n_cpu_moe})"
 
@@ -63,7 +66,7 @@ def layers(n_cpu_moe: int) -> Layers:
     ConfigError
         If `n_cpu_moe` is no integer or negative.
     """
-    return Layers(integer("n_cpu_moe", n_cpu_moe, 0, 1_000_000))
+    return Layers(n_cpu_moe)
 
 
 def full_gpu() -> FullGpu:

@@ -117,11 +117,11 @@ def decide(request: LoadRequest, offload: Offload | str, n_gpu_layers_given: boo
         If VRAM or RAM cannot hold what the mode needs.
     """
     gpu = machine.has_gpu()
+    if offload != "auto" and not isinstance(offload, CpuExperts | Layers | FullGpu):
+        raise ConfigError(
+            f'offload must be "auto", cpu_experts(), layers(n), full_gpu() or hot_experts(...), not {offload!r}'
+        )
     if isinstance(offload, str):
-        if offload != "auto":
-            raise ConfigError(
-                f'offload must be "auto", cpu_experts(), layers(n), full_gpu() or hot_experts(...), not {offload!r}'
-            )
         placement = _automatic(request, gpu, n_gpu_layers_given)
     else:
         if not gpu and isinstance(offload, FullGpu | Layers):

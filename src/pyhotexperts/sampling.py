@@ -78,15 +78,15 @@ class Sampling:
             integer("seed", self.seed, -1, MAX_SEED)
         if self.max_tokens is not None:
             integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        if isinstance(self.stop, bytes) or not all(isinstance(s, str) and s for s in self.stop_strings):
+        try:
+            stop: tuple[object, ...] = (self.stop,) if isinstance(self.stop, str | bytes) else tuple(self.stop)
+        except TypeError:
+            stop = (None,)
+        if not all(isinstance(s, str) and s for s in stop):
             raise ConfigError(f"stop must be a non-empty string or a list of such, not {self.stop!r}")
+        object.__setattr__(self, "stop", stop)  # once: it may be an iterator
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings as a tuple."""
-        if isinstance(self.stop, str):
-            return (self.stop,)
-        try:
-            return tuple(self.stop)
-        except TypeError:
-            raise ConfigError(f"stop must be a non-empty string or a list of such, not {self.stop!r}") from None
+        return tuple(self.stop)

@@ -12,9 +12,10 @@ from pyhotexperts.errors import ConfigError
 
 def integer(name: str, value: object, low: int, high: int) -> int:
     """`value` as an int within low..high."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ConfigError(f"{name} must be an integer from {low} to {high}, not {value!r}")
-    result = operator.index(value)
+    try:
+        result = low - 1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        result = low - 1
     if not low <= result <= high:
         raise ConfigError(f"{name} must be an integer from {low} to {high}, not {value!r}")
     return result
@@ -22,9 +23,11 @@ def integer(name: str, value: object, low: int, high: int) -> int:
 
 def real(name: str, value: object, low: float, high: float) -> float:
     """`value` as a finite float within low..high."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ConfigError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}")
-    result = float(value)
+    try:
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        result = float(value) if is_number else math.nan  # type: ignore[arg-type]
+    except OverflowError:
+        result = math.inf
     if not math.isfinite(result) or not low <= result <= high:
         raise ConfigError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}")
     return result

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyhotexperts import _ffi
-from pyhotexperts.errors import ClosedError, PromptError
+from pyhotexperts.errors import BusyError, ClosedError, ConfigError, PromptError
 from pyhotexperts.results import ModelInfo
 
 Prompt = str | bytes | Sequence[int]
@@ -22,11 +23,20 @@ class Vocab:
     def __init__(self, model: Any, info: ModelInfo) -> None:
         self._model = model
         self._info = info
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant: a signal handler may use the vocabulary while a call runs
+        self._calls = 0  # that run now, all of them in the thread that holds the lock
 
     def close(self) -> None:
-        """Forget the model, which is about to be freed."""
+        """Forget the model, which is about to be freed.
+
+        Raises
+        ------
+        BusyError
+            If this thread is inside a call (and this is a signal handler).
+        """
         with self._lock:
+            if self._calls:
+                raise BusyError("the model's vocabulary is in use: close the model after the call that runs")
             self._model = None
 
     def tokenize(self, text: str | bytes, add_special: bool, parse_special: bool) -> list[int]:
@@ -76,23 +86,48 @@ class Vocab:
 
     def checked(self, tokens: Sequence[int]) -> list[int]:
         """The tokens as a list of ints, if all are of this model."""
-        if isinstance(tokens, str | bytes) or not hasattr(tokens, "__iter__"):
-            raise PromptError(f"expected text or token ids, not {type(tokens).__name__}")
         n_vocab = self._info.n_vocab
         ids = []
-        for token in tokens:
-            if isinstance(token, bool) or not hasattr(token, "__index__") or not 0 <= token < n_vocab:
+        try:
+            if isinstance(tokens, str | bytes):
+                raise TypeError
+            items = list(tokens)
+        except TypeError:
+            raise PromptError(f"expected text or a sequence of token ids, not {type(tokens).__name__}") from None
+        for token in items:
+            try:
+                number = -1 if isinstance(token, bool) else operator.index(token)
+            except TypeError:
+                number = -1
+            if not 0 <= number < n_vocab:
                 raise PromptError(
                     f"{token!r} is no token of this model: token ids are integers from 0 to {n_vocab - 1}"
                 )
-            ids.append(int(token))
+            ids.append(number)
         return ids
 
+    def metadata(self, key: str) -> str | None:
+        """A scalar of the GGUF's metadata as text, None if there is none of that key."""
+        if not isinstance(key, str) or "\0" in key:
+            raise ConfigError(f"a metadata key is text without zero bytes, not {key!r}")
+        try:
+            name = key.encode()
+        except UnicodeError:
+            return None
+        if self._call("phx_model_meta", name, _ffi.ffi.NULL, 0) < 0:
+            return None
+        return _ffi.read_string(lambda buf, cap: self._call("phx_model_meta", name, buf, cap))
+
     def _call(self, function: str, *arguments: Any) -> int:
+        _ffi.refuse_fork()
         with self._lock:
             if self._model is None:
                 raise ClosedError("the model was closed: load it again")
-            return int(getattr(_ffi.lib, function)(self._model, *arguments))
+            self._calls += 1
+            try:
+                return int(getattr(_ffi.lib, function)(self._model, *arguments))
+            finally:
+                self._calls -= 1
 
 
 def _fill(kind: str, cap: int, call: Callable[[Any, int, Any], int], doing: str) -> Any:

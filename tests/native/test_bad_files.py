@@ -59,7 +59,7 @@ def test_unreadable_path(tmp_path: Path) -> None:
     refuse(file / "model.gguf", phx.ModelLoadError, "cannot read")
 
 
-@pytest.mark.parametrize("path", [3, object(), "zero\0byte"])
+@pytest.mark.parametrize("path", [3, object(), "zero\0byte", "\ud800"])
 def test_what_is_no_path(path: object) -> None:
     with pytest.raises(phx.ConfigError, match="path"):
         phx.Model(path)  # type: ignore[arg-type]

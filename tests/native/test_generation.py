@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -227,20 +226,21 @@ def test_closing_the_model_ends_an_open_stream() -> None:
 
 def test_a_model_in_use_by_another_thread_is_not_closed() -> None:
     model = phx.Model(n_threads=1)
-    started = threading.Event()
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
-            started.set()
-            model.perplexity([7] * 4000, n_ctx=1000)
+            model.perplexity([7] * 8000, n_ctx=1000)
         except BaseException as e:
             failures.append(e)
 
     thread = threading.Thread(target=work)
     thread.start()
-    started.wait()
-    time.sleep(0.05)
+    while thread.is_alive():  # until it has the model
+        try:
+            model.reset()
+        except phx.BusyError:
+            break
     with pytest.raises(phx.BusyError, match="another thread"):
         model.close()
     thread.join()

@@ -106,3 +106,55 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     damaged.write_bytes(data.replace(b"blk.1.ffn_down.weight", b"blk.9.ffn_down.weight"))
     with pytest.raises(phx.ModelLoadError, match=r"blk\.1\.ffn_down"):
         phx.Model(damaged)
+
+
+def rewrite(source: Path, target: Path, **values: object) -> Path:
+    """A copy of a GGUF with tensors or numbers of other kinds."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, "llama")
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        kind = field.types[0]
+        value = values.get(field.name.replace(".", "_"), field.contents())
+        writer.add_key_value(field.name, value, kind)
+    for tensor in reader.tensors:
+        data = tensor.data
+        change = values.get(tensor.name.replace(".", "_"))
+        writer.add_tensor(tensor.name, data if change is None else data.astype(change))  # type: ignore[call-overload]
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"blk_0_attn_norm_weight": np.float16}, "attn_norm"),
+        ({"blk_1_attn_q_weight": np.int32}, "attn_q"),
+        ({"output_weight": np.float64}, "output.weight"),
+        ({"llama_attention_layer_norm_rms_epsilon": -1.0}, "epsilon"),
+        ({"llama_attention_layer_norm_rms_epsilon": float("nan")}, "epsilon"),
+    ],
+)
+def test_what_upstream_would_crash_on_is_refused(tmp_path: Path, change: dict[str, object], word: str) -> None:
+    whole = write_dense(tmp_path / "whole.gguf")
+    with phx.Model(rewrite(whole, tmp_path / "same.gguf"), n_threads=1) as model:
+        assert model.generate([1], max_tokens=2, temperature=0).tokens
+    with pytest.raises(phx.ModelLoadError, match=word):
+        phx.Model(rewrite(whole, tmp_path / "changed.gguf", **change))
+
+
+def test_numbers_that_are_none_are_an_error(tmp_path: Path) -> None:
+    whole = write_dense(tmp_path / "whole.gguf")
+    data = bytearray(whole.read_bytes())
+    ones = data.rfind(np.ones(N_EMBD, np.float32).tobytes())
+    data[ones : ones + 4 * N_EMBD] = np.full(N_EMBD, np.nan, np.float32).tobytes()
+    damaged = tmp_path / "nan.gguf"
+    damaged.write_bytes(data)
+    with phx.Model(damaged, n_threads=1) as model:
+        for call in (lambda: model.generate([1, 2], max_tokens=3), lambda: model.score([1, 2, 3])):
+            with pytest.raises(phx.DecodeError, match="not finite"):
+                call()

@@ -27,7 +27,10 @@ def test_names_of_special_tokens_are_text_unless_asked(model: phx.Model) -> None
     assert model.detokenize([model.info.token_eos], special=True) == name
 
 
-@pytest.mark.parametrize("prompt", [b"\xff\xfe", "\ud800", 3, None, [1, "a"], [1.5], [True], [-1], [8192], [2**40]])
+@pytest.mark.parametrize(
+    "prompt",
+    [b"\xff\xfe", "\ud800", 3, None, [1, "a"], [1.5], [True], [-1], [8192], [2**40], np.ones((2, 2), int), np.array(5)],
+)
 def test_what_is_no_prompt_is_refused(model: phx.Model, prompt: object) -> None:
     for call in (model.generate, model.eval, model.score):
         with pytest.raises(phx.PromptError) as failure:
@@ -121,5 +124,9 @@ def test_facts_of_the_embedded_model(model: phx.Model) -> None:
     assert model.n_ctx == 2048
     assert model.metadata("general.architecture") == "qwen3moe"
     assert model.metadata("no.such.key") is None
+    assert model.metadata("\ud800") is None
+    for key in (None, b"general.name", "general.name\0x"):
+        with pytest.raises(phx.ConfigError, match="key"):
+            model.metadata(key)  # type: ignore[arg-type]
     assert [m.name for m in model.memory][-1] == "CPU"
     assert model.memory[-1].context == 6 * 2 * 2 * 64 * 2 * 2048 or any(m.is_gpu for m in model.memory)

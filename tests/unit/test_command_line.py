@@ -121,6 +121,22 @@ def test_contradicting_offload_flags_are_refused() -> None:
         options.offload_of(parse("-cmoe", "-ncmoe", "8"))
 
 
+def test_a_mode_given_by_flag_wins_over_one_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_CPU_MOE", "1")
+    assert options.offload_of(parse("-ncmoe", "3")) == phx.layers(3)
+    assert options.offload_of(parse("--offload", "full_gpu")) == phx.full_gpu()
+    monkeypatch.setenv("LLAMA_ARG_N_CPU_MOE", "5")
+    assert options.offload_of(parse("-cmoe")) == phx.cpu_experts()
+    with pytest.raises(phx.ConfigError, match="contradict"):
+        options.offload_of(parse())
+
+
+@pytest.mark.parametrize(("text", "mode"), [("1", "on"), ("off", "off"), ("auto", "auto"), ("False", "off")])
+def test_flash_attention_takes_truth_values(monkeypatch: pytest.MonkeyPatch, text: str, mode: str) -> None:
+    monkeypatch.setenv("LLAMA_ARG_FLASH_ATTN", text)
+    assert parse().flash_attn == mode
+
+
 def test_the_switch_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_ARG_CPU_MOE", "1")
     assert options.offload_of(parse()) == phx.cpu_experts()

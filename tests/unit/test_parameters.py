@@ -38,6 +38,8 @@ from pyhotexperts.sampling import seed_value
         ("stop", [b"a"]),
         ("stop", 3),
         ("stop", b"end"),
+        ("temperature", 10**400),
+        ("top_k", [1, 2]),
     ],
 )
 def test_sampling_refuses(name: str, value: Any) -> None:
@@ -69,6 +71,9 @@ def test_sampling_refuses(name: str, value: Any) -> None:
         ("seed", -3),
         ("load_mode", "telepathy"),
         ("offload", "gpu"),
+        ("offload", None),
+        ("offload", phx.cpu_experts),
+        ("offload", 3.5),
         ("progress", 3),
     ],
 )
@@ -82,12 +87,15 @@ def test_model_refuses(name: str, value: Any) -> None:
 def test_layers_refuses(value: Any) -> None:
     with pytest.raises(phx.ConfigError, match="n_cpu_moe"):
         phx.layers(value)
+    with pytest.raises(phx.ConfigError, match="n_cpu_moe"):
+        phx.Layers(value)
 
 
 def test_a_stop_string_may_be_given_alone() -> None:
     assert phx.Sampling(stop="end").stop_strings == ("end",)
     assert phx.Sampling(stop=["a", "b"]).stop_strings == ("a", "b")
     assert phx.Sampling().stop_strings == ()
+    assert phx.Sampling(stop=(s for s in "ab")).stop_strings == ("a", "b")
 
 
 def test_seeds_are_drawn_when_not_given() -> None:

@@ -381,12 +381,22 @@ def edit(project: Project) -> None:
 
 def test_edits_of_a_current_tree_are_left_alone_and_named(made: Project) -> None:
     edit(made)
+    (made.tree / "src" / "models" / "a.cpp").write_text("mine\n")
     before = made.snapshot()
     message = made.make()
     assert made.snapshot() == before
-    assert {"changed: LICENSE", "extra: src/new.cpp", "missing: src/models/a.cpp"} <= set(
+    assert {"changed: LICENSE", "extra: src/new.cpp", "changed: src/models/a.cpp"} <= set(
         map(str.strip, message.splitlines())
     )
+
+
+def test_a_tree_that_lacks_files_is_an_error_that_says_what_to_do(made: Project) -> None:
+    (made.tree / "src" / "models" / "a.cpp").unlink()
+    message = made.fail(**made.given())
+    assert "missing: src/models/a.cpp" in message
+    assert "--force" in message
+    made.make("--force")
+    assert made.files() == KEPT
 
 
 def test_edits_are_never_overwritten_without_force(made: Project) -> None:

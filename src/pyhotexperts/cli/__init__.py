@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from pyhotexperts import __version__
 from pyhotexperts.cli import demo, generate, info
-from pyhotexperts.errors import PyHotExpertsError
+from pyhotexperts.errors import ConfigError, PyHotExpertsError
 
 INTERRUPTED = 130  # the shell's exit status for Ctrl-C
 
@@ -28,16 +30,35 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     try:
+        prepare_streams()
         arguments = parser().parse_args(argv)
         arguments.run(arguments)
         sys.stdout.flush()
     except PyHotExpertsError as e:
-        print(f"pyhotexperts: {e}", file=sys.stderr)
-        return 1
+        return complain(str(e), 1)
     except KeyboardInterrupt:
-        print("\npyhotexperts: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return complain("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone
         sys.stdout = None  # nothing more to flush at exit
         return 0
+    except OSError as e:  # the disk is full, say
+        sys.stdout = None
+        return complain(f"cannot write: {e.strerror}", 1)
     return 0
+
+
+def prepare_streams() -> None:
+    """Make sure that there is a standard output, and that it takes any text."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if sys.stdout is None:
+        raise ConfigError("standard output is closed: there is nowhere to write to")
+
+
+def complain(message: str, status: int) -> int:
+    """Say what went wrong, if there is anywhere to say it."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(f"pyhotexperts: {message}", file=sys.stderr)
+    return status

@@ -35,7 +35,9 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         stream = model.stream(prompt, **options.sampling_of(arguments))
         if not arguments.no_display_prompt:
             sys.stdout.write(prompt)
-        print(speeds(show(stream)), file=sys.stderr)
+        result = show(stream)
+        if sys.stderr is not None:
+            print(speeds(result), file=sys.stderr)
 
 
 def read_prompt(arguments: argparse.Namespace) -> str:
@@ -44,6 +46,8 @@ def read_prompt(arguments: argparse.Namespace) -> str:
         raise ConfigError("--prompt and --file contradict each other: give one of them")
     if arguments.prompt is not None:
         return str(arguments.prompt)
+    if arguments.file is None and sys.stdin is None:
+        raise ConfigError("there is no standard input to read the prompt from: give --prompt or --file")
     try:
         data = sys.stdin.buffer.read() if arguments.file is None else arguments.file.read_bytes()
     except OSError as e:

@@ -36,6 +36,13 @@ def boolean(text: str) -> bool:
     raise ValueError(text)
 
 
+def flash_attn(text: str) -> str:
+    """A mode of flash attention, or a truth value."""
+    if text in FLASH_ATTN:
+        return text
+    return "on" if boolean(text) else "off"
+
+
 def gpu_layers(text: str) -> int:
     """A number of layers, or llama.cpp's words for all of them."""
     return -1 if text in ("all", "auto") else int(text)
@@ -63,7 +70,10 @@ def resolve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> N
     ConfigError
         Naming the flag or variable whose value cannot be used.
     """
+    arguments.on_command_line = set()
     for action in parser._actions:
+        if getattr(arguments, action.dest, None) != action.default:
+            arguments.on_command_line.add(action.dest)
         twin = getattr(action, "twin", None)
         if twin is None:
             continue
@@ -86,7 +96,7 @@ def _expected(convert: Callable[[str], Any]) -> str:
         return "no whole number"
     if convert is float:
         return "no number"
-    return "neither on nor off"
+    return f"none of {', '.join(FLASH_ATTN)}" if convert is flash_attn else "neither on nor off"
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -143,6 +153,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "-fa",
         "--flash-attn",
         env="LLAMA_ARG_FLASH_ATTN",
+        convert=flash_attn,
         default="auto",
         metavar="|".join(FLASH_ATTN),
         help="flash attention; default: auto",
@@ -308,22 +319,19 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 def offload_of(arguments: argparse.Namespace) -> Offload | str:
     """The offload mode that the flags describe."""
-    given = [
-        name
-        for name, is_given in (
-            ("--offload", arguments.offload != "auto"),
-            ("--cpu-moe", arguments.cpu_moe),
-            ("--n-cpu-moe", arguments.n_cpu_moe is not None),
-        )
-        if is_given
-    ]
-    if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)} contradict each other: give one of them")
+    modes: dict[str, Callable[[], Offload | str]] = {}
+    if arguments.offload != "auto":
+        modes["offload"] = OFFLOAD_MODES[arguments.offload]
     if arguments.cpu_moe:
-        return cpu_experts()
+        modes["cpu_moe"] = cpu_experts
     if arguments.n_cpu_moe is not None:
-        return layers(arguments.n_cpu_moe)
-    return OFFLOAD_MODES[arguments.offload]()
+        modes["n_cpu_moe"] = lambda: layers(arguments.n_cpu_moe)
+    by_flag = [name for name in modes if name in arguments.on_command_line]
+    chosen = by_flag or list(modes)  # a flag wins over a variable
+    if len(chosen) > 1:
+        names = " and ".join("--" + name.replace("_", "-") for name in chosen)
+        raise ConfigError(f"{names} contradict each other: give one of them")
+    return modes[chosen[0]]() if chosen else "auto"
 
 
 def load_model(arguments: argparse.Namespace) -> Model:
