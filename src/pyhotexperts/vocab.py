@@ -24,6 +24,7 @@ class Vocab:
         self._model = model
         self._info = info
         self._lock = threading.RLock()  # re-entrant: a signal handler may use the vocabulary while a call runs
+        self._pieces: dict[int, bytes] = {}  # of the tokens generated so far: asked for once per token
         self._calls = 0  # that run now, all of them in the thread that holds the lock
 
     def close(self) -> None:
@@ -65,12 +66,16 @@ class Vocab:
         """Bytes of a generated token's text; none for special tokens and for a model without tokenizer."""
         if not self._info.has_vocab:
             return b""
+        known = self._pieces.get(token)
+        if known is not None:
+            return known
         data: bytes = _fill(
             "char[]",
             64,
             lambda buf, cap, n: self._call("phx_token_to_piece", token, False, buf, cap, n),
             "cannot turn a token into text",
         )
+        self._pieces[token] = data
         return data
 
     def is_end(self, token: int) -> bool:
