@@ -70,6 +70,14 @@ function(llama_add_compile_flags)  # upstream's top level defines it: warnings a
 endfunction()
 add_subdirectory("${PHX_LLAMA_DIR}/src" vendor/llama SYSTEM)
 
+# With AVX512-FP16, upstream's flash attention falls back to scalar code for heads of 64: decoding the embedded model with
+# a prompt of 512 tokens took twice as long (docs/design-notes.md).
+include(CheckCXXCompilerFlag)
+check_cxx_compiler_flag(-mno-avx512fp16 PHX_HAS_NO_AVX512FP16)
+if(TARGET ggml-cpu AND PHX_HAS_NO_AVX512FP16)
+    target_compile_options(ggml-cpu PRIVATE -mno-avx512fp16)
+endif()
+
 set(PHX_VENDORED_TARGETS ggml-base ggml llama)
 get_property(backends CACHE GGML_AVAILABLE_BACKENDS PROPERTY VALUE)
 list(FILTER backends INCLUDE REGEX "^ggml-cpu")

@@ -389,7 +389,7 @@ int phx_decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t out
 int phx_logits(phx_context * ctx, int32_t first, int32_t n_rows, float * out) {
     return phx::guarded([&] {
         phx::require(ctx && out, "a required argument is NULL");
-        phx::require(first >= 0 && n_rows >= 0 && first <= ctx->n_outputs - n_rows, "there are no logits for these rows");
+        phx::require(first >= 0 && n_rows >= 0 && first <= ctx->n_outputs - n_rows, "there are no logits: nothing was evaluated yet");
         const float * logits = llama_get_logits(ctx->llama);
         if (!logits) {
             throw phx::error(PHX_ERR_UNSUPPORTED, "the model gives no logits");

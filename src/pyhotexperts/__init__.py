@@ -8,7 +8,7 @@ with phx.Model() as model:  # the small model that is part of the package
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from importlib.metadata import version as _version
 
 from pyhotexperts.errors import (
     BusyError,
@@ -35,7 +35,7 @@ from pyhotexperts.results import Chunk, DeviceMemory, Generation, ModelInfo, Per
 from pyhotexperts.sampling import Sampling
 from pyhotexperts.simulation import CacheSimulation, simulate_cache
 
-__version__ = version("pyhotexperts")
+__version__ = _version("pyhotexperts")
 
 __all__ = [
     "BusyError",

@@ -46,7 +46,7 @@ def check_file(path: str | os.PathLike[str] | None) -> str:
     if path is None:
         path = embedded_model()
     try:
-        name = os.fsdecode(os.fspath(path))
+        name = os.path.expanduser(os.fsdecode(os.fspath(path)))
     except TypeError:
         raise ConfigError(f"path must be a path to a GGUF file, not {path!r}") from None
     if "\0" in name:

@@ -36,7 +36,7 @@ def devices() -> list[Device]:
                 description=_ffi.text_of(d.description),
                 backend=_ffi.text_of(d.backend),
                 is_gpu=bool(d.is_gpu),
-                memory_free=d.memory_free,
+                memory_free=d.memory_free if d.is_gpu else available_ram() or d.memory_free,
                 memory_total=d.memory_total,
             )
         )
@@ -46,6 +46,14 @@ def devices() -> list[Device]:
 def has_gpu() -> bool:
     """Whether a GPU can be used by this process."""
     return any(d.is_gpu for d in devices())
+
+
+def no_gpu_reason() -> str:
+    """Why this process can use no GPU."""
+    build = _ffi.build_info()
+    if not build["cuda_built"]:
+        return "this build has no CUDA backend"
+    return str(build["cuda_inactive_reason"]) or "no device was found"
 
 
 def default_threads() -> int:

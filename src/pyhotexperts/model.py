@@ -388,6 +388,10 @@ class Model:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        state = "" if self._close.alive else " (closed)"
+        return f"<Model {self.path!r}: {self._info.architecture}, offload {self.offload}, n_ctx {self.n_ctx}{state}>"
+
     def __reduce__(self) -> str:
         raise TypeError("a model cannot be copied or pickled: load it again, or hand over its path")
 

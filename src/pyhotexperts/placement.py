@@ -81,7 +81,7 @@ def plan(request: LoadRequest, offload: Offload) -> tuple[DeviceMemory, ...]:
             model=r.model,
             context=r.context,
             compute=r.compute,
-            free=r.memory_free,
+            free=r.memory_free if r.is_gpu else machine.available_ram() or r.memory_free,
             total=r.memory_total,
         )
         for r in rows[0 : n[0]]
@@ -126,8 +126,8 @@ def decide(request: LoadRequest, offload: Offload | str, n_gpu_layers_given: boo
     else:
         if not gpu and isinstance(offload, FullGpu | Layers):
             raise UnavailableError(
-                f"{offload} needs a GPU, and this process can use none: {_no_gpu_reason()}; "
-                "cpu_experts() runs everything on the CPU"
+                f"{offload} needs a GPU, and this process can use none: {machine.no_gpu_reason()}. "
+                "Without a GPU leave the mode out, or take cpu_experts() (-cmoe)"
             )
         placement = Placement(request, offload, plan(request, offload), "as asked for")
     _check_memory(placement)
@@ -137,7 +137,7 @@ def decide(request: LoadRequest, offload: Offload | str, n_gpu_layers_given: boo
 def _automatic(request: LoadRequest, gpu: bool, n_gpu_layers_given: bool) -> Placement:
     """Everything on the GPU if it fits, else the experts on the CPU; fewer layers of a model without experts."""
     if not gpu:
-        return Placement(request, cpu_experts(), plan(request, cpu_experts()), f"no GPU: {_no_gpu_reason()}")
+        return Placement(request, cpu_experts(), plan(request, cpu_experts()), f"no GPU: {machine.no_gpu_reason()}")
     everything = plan(request, full_gpu())
     if fits_gpu(everything):
         return Placement(request, full_gpu(), everything, "everything fits on the GPU")
@@ -185,10 +185,6 @@ def _check_memory(placement: Placement) -> None:
                 f"{placement.request.path} with {placement.offload} and n_ctx={placement.request.n_ctx or 'default'} "
                 f"needs {_gib(needed)} of {what}, and {_gib(free)} are free: {advice}"
             )
-
-
-def _no_gpu_reason() -> str:
-    return str(_ffi.build_info()["cuda_inactive_reason"]) or "no device was found"
 
 
 def _gib(n: int) -> str:

@@ -88,6 +88,8 @@ def simulate_cache(
     ConfigError
         If a parameter is out of range.
     """
+    if not isinstance(routing, Routing):
+        raise ConfigError(f"routing must be what Model.routing returns, not {type(routing).__name__}")
     n_tokens, n_layers, top_k = routing.experts.shape
     ffi = _ffi.ffi
     params = ffi.new("phx_cache_params *")

@@ -96,7 +96,7 @@ def test_modes_that_need_a_gpu_say_so_without_one() -> None:
     if any(d.is_gpu for d in phx.devices()):
         pytest.skip("this process can use a GPU")
     for mode in (phx.full_gpu(), phx.layers(2)):
-        with pytest.raises(phx.UnavailableError, match=r"needs a GPU.*cpu_experts"):
+        with pytest.raises(phx.UnavailableError, match=r"needs a GPU.*-cmoe"):
             phx.Model(offload=mode)
 
 

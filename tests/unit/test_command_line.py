@@ -62,6 +62,8 @@ def test_sampling_defaults_agree_with_the_python_api() -> None:
         ("LLAMA_ARG_N_GPU_LAYERS", "all", "-ngl", "gpu_layers", -1),
         ("LLAMA_ARG_N_CPU_MOE", "8", "-ncmoe", "n_cpu_moe", 8),
         ("LLAMA_ARG_CACHE_TYPE_K", "q8_0", "-ctk", "cache_type_k", "q8_0"),
+        ("LLAMA_ARG_LOAD_MODE", "none", "-lm", "load_mode", "copy"),
+        ("LLAMA_ARG_LOAD_MODE", "dio", "-lm", "load_mode", "direct_io"),
         ("LLAMA_ARG_TEMPERATURE", "0.5", "--temp", "temp", 0.5),
         ("LLAMA_ARG_N_PREDICT", "12", "-n", "predict", 12),
         ("LLAMA_ARG_MODEL", "some.gguf", "-m", "model", "some.gguf"),

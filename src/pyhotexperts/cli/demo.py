@@ -35,13 +35,16 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Run the command."""
     options.resolve(parser, arguments)
     with options.load_model(arguments) as model:
-        n_params = model.info.n_params / 1e6
-        print(f"{model.path}\n{model.info.description}, {n_params:.1f} M parameters, offload {model.offload}\n")
+        info = model.info
+        where = "the GPU is used" if any(m.is_gpu and m.needed for m in model.memory) else "no GPU is used"
+        print(f"{model.path}\n{info.architecture}, {info.n_params / 1e6:.1f} million parameters, {where}")
+        print(f"Each text begins with a prompt, between » and «, and stops after {MAX_TOKENS} tokens at the latest.")
+        model.generate([0], max_tokens=2)  # the first pass is slower: it is not measured
         results: list[Generation] = []
         routings: list[Routing] = []
         for prompt in PROMPTS:
             print("-" * 72)
-            print(prompt, end="", flush=True)
+            print(f"»{prompt}«", end="", flush=True)
             stream = model.stream(prompt, max_tokens=MAX_TOKENS, **SAMPLING)
             results.append(generate.show(stream))
             if model.info.n_expert:
@@ -52,14 +55,15 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         if routings:
             print()
             print("\n".join(expert_table(routings)))
+            print("The fewer experts a text needs, the more of its work a cache of hot experts can keep on the GPU.")
 
 
 def speed_table(results: list[Generation]) -> list[str]:
     """Lines of a table: speed of each text."""
-    lines = [f"{'text':<6}{'prompt':>8}{'tokens/s':>10}{'written':>9}{'tokens/s':>10}"]
+    lines = [f"{'text':<6}{'prompt tokens':>14}{'per second':>12}{'written tokens':>16}{'per second':>12}"]
     for i, r in enumerate(results, 1):
         lines.append(
-            f"{i:<6}{r.n_prompt_tokens:>8}{r.prompt_speed:>10.0f}{len(r.tokens):>9}{r.generation_speed:>10.0f}"
+            f"{i:<6}{r.n_prompt_tokens:>14}{r.prompt_speed:>12.0f}{len(r.tokens):>16}{r.generation_speed:>12.0f}"
         )
     return lines
 

@@ -48,6 +48,8 @@ def read_prompt(arguments: argparse.Namespace) -> str:
         return str(arguments.prompt)
     if arguments.file is None and sys.stdin is None:
         raise ConfigError("there is no standard input to read the prompt from: give --prompt or --file")
+    if arguments.file is None and sys.stdin.isatty():
+        print("reading the prompt from standard input; Ctrl-D ends it", file=sys.stderr)
     try:
         data = sys.stdin.buffer.read() if arguments.file is None else arguments.file.read_bytes()
     except OSError as e:
@@ -72,7 +74,10 @@ def show(stream: Stream) -> Generation:
 
 def speeds(result: Generation) -> str:
     """One line about a generation."""
+    why: str = result.finish_reason if result.finish_reason == "length" else "the text's end"
+    if result.stop_string is not None:
+        why = f"{result.stop_string!r}"
     return (
         f"[prompt {result.n_prompt_tokens} tokens, {result.prompt_speed:.1f} tokens/s | "
-        f"generated {len(result.tokens)} tokens, {result.generation_speed:.1f} tokens/s | {result.finish_reason}]"
+        f"generated {len(result.tokens)} tokens, {result.generation_speed:.1f} tokens/s | stopped by {why}]"
     )

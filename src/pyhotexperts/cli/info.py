@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import platform
 import sys
@@ -11,6 +12,8 @@ from typing import Any
 
 from pyhotexperts import __version__, _ffi, machine
 from pyhotexperts.loading import embedded_model
+
+NO_PATCHES = hashlib.sha256().hexdigest()
 
 
 def add_parser(commands: Any) -> None:
@@ -45,18 +48,23 @@ def run(arguments: argparse.Namespace) -> None:
         json.dump(facts, sys.stdout, indent=2)
         print()
         return
-    cuda = facts["cuda_built"] or "no"
-    if facts["cuda_inactive_reason"] and facts["cuda_built"]:
-        cuda += f", but not active: {facts['cuda_inactive_reason']}"
+    cuda = facts["cuda_built"]
+    if facts["cuda_inactive_reason"]:
+        cuda = f"{cuda}, but not active: " if cuda else ""
+        cuda += machine.no_gpu_reason()
     rows = [
         ("pyhotexperts", f"{facts['version']}, Python {facts['python']}, {facts['platform']}"),
         (
             "llama.cpp",
             f"{facts['llama_cpp_version']}, commit {facts['llama_cpp_commit']} ({facts['llama_cpp_origin']})",
         ),
-        ("patches", facts["patch_hash"][:12]),
+        ("patches", "none" if facts["patch_hash"] == NO_PATCHES else facts["patch_hash"][:12]),
         ("build", f"{facts['build_type']}, {facts['compiler']}, CPU {facts['cpu_built']}"),
         ("CUDA", cuda),
+        (
+            "CPU features",
+            facts["system_info"].strip(" |").removeprefix("CPU : ").replace(" = 1", "").replace(" | ", " "),
+        ),
         ("backends", ", ".join(facts["backends"])),
         ("threads", facts["n_threads"]),
         ("model", facts["embedded_model"]),

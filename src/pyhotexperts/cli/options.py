@@ -43,6 +43,11 @@ def flash_attn(text: str) -> str:
     return "on" if boolean(text) else "off"
 
 
+def load_mode(text: str) -> str:
+    """A load mode, by our name or llama.cpp's."""
+    return {"none": "copy", "dio": "direct_io"}.get(text, text)
+
+
 def gpu_layers(text: str) -> int:
     """A number of layers, or llama.cpp's words for all of them."""
     return -1 if text in ("all", "auto") else int(text)
@@ -181,6 +186,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "-lm",
         "--load-mode",
         env="LLAMA_ARG_LOAD_MODE",
+        convert=load_mode,
         default="mmap",
         metavar="|".join(LOAD_MODES),
         help="how weights reach RAM; default: mmap",
