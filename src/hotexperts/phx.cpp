@@ -436,12 +436,6 @@ int phx_routing_read(const phx_context * ctx, int32_t * layers, uint16_t * out) 
     return PHX_OK;
 }
 
-void phx_routing_clear(phx_context * ctx) {
-    if (ctx) {
-        ctx->routing.layers.clear();
-    }
-}
-
 // ---------------------------------------------------------------- sampling
 
 int phx_sampler_new(const phx_model * model, const phx_sampler_params * params, phx_sampler ** out) {

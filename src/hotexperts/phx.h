@@ -163,11 +163,10 @@ PHX_API int phx_decode(phx_context * ctx, const int32_t * tokens, int32_t n, int
 // Copies the logits of output rows first .. first + n_rows - 1 of the last decode; out: float[n_rows][n_vocab].
 PHX_API int phx_logits(phx_context * ctx, int32_t first, int32_t n_rows, float * out);
 
-// Routing recorded since the context was made or phx_routing_clear was called.
+// Routing recorded since the context was made.
 PHX_API int phx_routing_shape(const phx_context * ctx, int32_t * n_tokens, int32_t * n_layers, int32_t * top_k);
 // layers: int32[n_layers], the model's layer numbers; out: uint16[n_tokens][n_layers][top_k], best expert first.
 PHX_API int phx_routing_read(const phx_context * ctx, int32_t * layers, uint16_t * out);
-PHX_API void phx_routing_clear(phx_context * ctx);
 
 // ---------------------------------------------------------------- sampling
 

@@ -11,11 +11,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from checkout import repository_files, run_merged
 
 pytestmark = pytest.mark.slow
 
@@ -33,17 +33,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 def run(command: list[str | Path], cwd: Path, env: dict[str, str]) -> tuple[int, str]:
     """Exit code, and the output with each run of white space made one space (CMake breaks lines)."""
-    result = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=600,
-    )
+    result = run_merged(command, cwd, env, timeout=600)
     return result.returncode, re.sub(r"\s+", " ", result.stdout)
 
 
@@ -57,12 +47,8 @@ def configure(tree: Path, env: dict[str, str], *options: str, build: str = "buil
 
 def copy_repository(root: Path, to: Path, only: str = "") -> Path:
     """Copy the tracked files, and those that would be: without what git ignores, such as vendor/llama.cpp."""
-    if not (root / ".git").exists() or not shutil.which("git"):
-        pytest.skip("needs git and a git checkout")
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.split("\0")
-    for name in listed:
-        if name.startswith(only) and (root / name).is_file():
+    for name in repository_files(root):
+        if name.startswith(only):
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, to / name)
     assert not (to / "vendor/llama.cpp").exists()

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -20,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
 
 import pytest
+from checkout import repository_files, run_merged
 
 pytestmark = pytest.mark.slow
 
@@ -75,33 +75,9 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def run(command: Iterable[str | Path], cwd: Path, env: dict[str, str]) -> str:
-    result = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=1800,
-    )
+    result = run_merged(command, cwd, env, timeout=1800)
     assert result.returncode == 0, f"{command}:\n{result.stdout[-6000:]}"
     return result.stdout
-
-
-def repository_files(root: Path) -> set[str]:
-    """The tracked files, and those that would be."""
-    if not (root / ".git").exists() or not shutil.which("git"):
-        pytest.skip("needs git and a git checkout")
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=root,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.split("\0")
-    return {name for name in listed if name and (root / name).is_file()}
 
 
 def link_distributions(folder: Path, names: Iterable[str]) -> Path:
