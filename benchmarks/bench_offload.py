@@ -27,14 +27,34 @@ def offload_mode(text: str) -> phx.Offload:
     name, _, number = text.partition(":")
     if name == "layers" and number.isdecimal():
         return phx.layers(int(number))
+    if name == "hot_experts" and number.isdecimal():
+        return phx.hot_experts(slots=int(number), strict=True)
     if text in ("cpu_experts", "full_gpu"):
         return phx.cpu_experts() if text == "cpu_experts" else phx.full_gpu()
-    raise argparse.ArgumentTypeError(f"{text!r} is none of cpu_experts, layers:N, full_gpu")
+    raise argparse.ArgumentTypeError(f"{text!r} is none of cpu_experts, layers:N, hot_experts:N, full_gpu")
 
 
 def vram_used() -> int:
     """Bytes in use on all GPUs, by anybody."""
     return sum(d.memory_total - d.memory_free for d in phx.devices() if d.is_gpu)
+
+
+def cache_figures(model: phx.Model, n_gen: int) -> dict[str, Any]:
+    """What the hot-expert cache did while tokens were generated."""
+    status = model.cache.status
+    if not status.active:
+        return {}
+    per_token = 1 / max(1, n_gen)
+    return {
+        "slots": status.slots,
+        "policy": status.policy,
+        "pinned": status.pinned,
+        "hit_rate": round(status.hit_rate, 4),
+        "uploads_per_token": round(float(status.uploads.sum()) * per_token, 2),
+        "cpu_lane_ms_per_token": round(1e3 * float(status.cpu_seconds.sum()) * per_token, 3),
+        "wait_ms_per_token": round(1e3 * float(status.wait_seconds.sum()) * per_token, 3),
+        "bypassed": status.bypassed,
+    }
 
 
 def run_one(a: argparse.Namespace, mode: str, repetition: int) -> dict[str, Any]:
@@ -67,6 +87,7 @@ def run_one(a: argparse.Namespace, mode: str, repetition: int) -> dict[str, Any]
         mark = time.perf_counter()
         model.eval(ids(start, a.prompt))
         prompt_seconds = time.perf_counter() - mark
+        model.cache.reset_stats()
         steps = []
         for token in ids(start + a.prompt, a.generate):
             mark = time.perf_counter()
@@ -81,6 +102,7 @@ def run_one(a: argparse.Namespace, mode: str, repetition: int) -> dict[str, Any]
             "n_threads": a.threads or phx.machine.default_threads(),
             "n_ubatch": a.ubatch,
             "load_seconds": round(load_seconds, 2),
+            **cache_figures(model, a.generate),
             "vram_mib": round((vram_used() - before) / 2**20),
             "n_prompt": a.prompt,
             "prompt_tokens_per_second": round(a.prompt / prompt_seconds, 2),
@@ -93,7 +115,9 @@ def run_one(a: argparse.Namespace, mode: str, repetition: int) -> dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", default=str(phx.embedded_model()), help="GGUF; default: the embedded model")
-    parser.add_argument("--modes", nargs="+", default=["cpu_experts"], help="cpu_experts, layers:N, full_gpu")
+    parser.add_argument(
+        "--modes", nargs="+", default=["cpu_experts"], help="cpu_experts, layers:N, hot_experts:N, full_gpu"
+    )
     parser.add_argument("-p", "--prompt", type=int, default=512, help="prompt tokens; default: 512")
     parser.add_argument("-n", "--generate", type=int, default=64, help="generated tokens; default: 64")
     parser.add_argument("-r", "--repetitions", type=int, default=3, help="default: 3")

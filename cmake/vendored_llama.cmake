@@ -87,6 +87,7 @@ if(PHX_CUDA)
     set(GGML_BACKEND_DL ON)
     add_subdirectory("${PHX_LLAMA_DIR}/ggml/src/ggml-cuda" vendor/ggml-cuda SYSTEM)
     list(APPEND PHX_VENDORED_TARGETS ggml-cuda)
+    include(hot_experts)
 endif()
 
 foreach(target IN LISTS PHX_VENDORED_TARGETS)

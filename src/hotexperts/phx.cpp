@@ -29,14 +29,6 @@ bool on_progress(float fraction, void * user_data) {
 
 }  // namespace
 
-struct phx_model {
-    llama_model * llama = nullptr;
-    const llama_vocab * vocab = nullptr;
-    int32_t n_vocab = 0;
-
-    bool has_vocab() const { return llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_NONE; }
-};
-
 // Which experts every token selected, layer by layer, as ggml's eval callback delivers them.
 struct routing_record {
     std::map<int32_t, std::vector<uint16_t>> layers;  // layer -> [n_tokens][top_k]
@@ -121,6 +113,15 @@ void decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t output
 
     phx::log_capture log;
     const int32_t result = llama_decode(ctx->llama, batch);
+    try {
+        if (result == 0 && ctx->model->cache) {
+            llama_synchronize(ctx->llama);
+            phx::check_cache(ctx->model);
+        }
+    } catch (...) {
+        llama_memory_seq_rm(llama_get_memory(ctx->llama), 0, ctx->n_past, -1);
+        throw;
+    }
     if (result != 0) {  // earlier parts of the batch may have been stored
         llama_memory_seq_rm(llama_get_memory(ctx->llama), 0, ctx->n_past, -1);
     }
@@ -151,7 +152,7 @@ int32_t sample(phx_context * ctx, phx_sampler * sampler) {
 
 namespace phx {
 
-llama_model_params to_llama(const phx_model_params & params, model_overrides & overrides) {
+llama_model_params to_llama(const char * path, const phx_model_params & params, model_overrides & overrides) {
     llama_model_params result = llama_model_default_params();
     result.n_gpu_layers = params.n_gpu_layers;
     switch (params.load_mode) {
@@ -171,6 +172,9 @@ llama_model_params to_llama(const phx_model_params & params, model_overrides & o
     }
     overrides.entries.push_back({ nullptr, nullptr });
     result.tensor_buft_overrides = overrides.entries.data();
+    if (params.hot_experts) {
+        place_hot_experts(path, params, result, overrides);
+    }
     return result;
 }
 
@@ -207,7 +211,7 @@ int phx_model_load(const char * path, const phx_model_params * params, phx_progr
         phx::require(path && params && progress && out, "a required argument is NULL");
         phx::check_file(path);
         phx::model_overrides overrides;
-        llama_model_params llama_params = phx::to_llama(*params, overrides);
+        llama_model_params llama_params = phx::to_llama(path, *params, overrides);
         llama_params.progress_callback = on_progress;
         llama_params.progress_callback_user_data = progress;
 
@@ -230,6 +234,7 @@ int phx_model_load(const char * path, const phx_model_params * params, phx_progr
 
 void phx_model_free(phx_model * model) {
     if (model) {
+        phx::free_cache(model);
         llama_model_free(model->llama);
         delete model;
     }

@@ -72,6 +72,7 @@ typedef struct {
     int32_t n_gpu_layers;   // layers in VRAM, -1 = all
     int32_t n_cpu_moe;      // experts of the first n layers stay in RAM, 0 = none, -1 = of every layer
     int32_t load_mode;      // enum phx_load_mode
+    int32_t hot_experts;    // 1: what n_cpu_moe leaves in RAM belongs to the GPU that runs its layer, for phx_cache_start
 } phx_model_params;
 
 typedef struct {
@@ -203,7 +204,9 @@ typedef struct {
     int32_t is_gpu;
     uint64_t model;         // bytes of weights
     uint64_t context;       // bytes of KV cache and recurrent state
-    uint64_t compute;       // bytes of the largest graph's buffers
+    uint64_t compute;       // bytes of the largest graph's buffers, with hot_experts those of the staged path too
+    int32_t n_expert;       // most experts of a layer of the cache, 0 = none
+    uint64_t slot;          // bytes of one expert slot in every layer of the cache on this device, 0 = it has none
     uint64_t memory_free;   // bytes free on the device now
     uint64_t memory_total;
 } phx_memory;
@@ -213,7 +216,7 @@ typedef struct {
 PHX_API int phx_memory_plan(const char * path, const phx_model_params * model_params, const phx_context_params * context_params,
                             phx_memory * out, int32_t cap, int32_t * n);
 
-// ---------------------------------------------------------------- cache simulation
+// ---------------------------------------------------------------- hot-expert cache
 
 enum phx_cache_policy {
     PHX_POLICY_LRU = 0,
@@ -224,19 +227,95 @@ enum phx_cache_policy {
 };
 
 typedef struct {
+    int32_t n_slots;             // per layer, at most; 0 = every expert is computed by the CPU
+    int32_t policy;              // enum phx_cache_policy: lru, decay or window
+    int32_t interval;            // window: tokens
+    double half_life;            // decay: tokens
+    double hysteresis;           // decay: share by which a newcomer's score must exceed the victim's
+    int32_t uploads_per_step;    // per layer and token, -1 = no limit
+    int32_t bypass_tokens;       // batches of so many tokens or more are streamed
+    int32_t n_threads;           // of the CPU lane
+    int32_t deterministic;       // 1: residency depends on the tokens alone
+    int32_t lane_timeout_ms;     // how long the GPU waits for the CPU lane
+    // for tests, 0 = off
+    int32_t test_upload_delay_us;  // before every upload
+    int32_t test_fail_upload;      // every n-th upload fails
+    int32_t test_stop_lane;        // the CPU lane never answers
+    int32_t test_poison;           // a slot is filled with 0xFF before it is written
+    int32_t test_fail_alloc;       // allocating more slots per layer than this fails
+} phx_cache_config;
+
+// Why a region of a graph did not take the lanes.
+enum phx_bypass {
+    PHX_BYPASS_BATCH = 0,     // too many tokens at a time
+    PHX_BYPASS_SHAPE = 1,     // a form of layer that the lanes do not compute
+    PHX_BYPASS_TYPE = 2,      // weights of a type without kernels for it
+    PHX_BYPASS_NO_CACHE = 3,  // weights that are in no cache
+    PHX_BYPASS_FAILED = 4,    // the lanes were given up
+    PHX_BYPASS_COUNT = 5
+};
+
+typedef struct {
+    int32_t n_layers;             // of the cache, 0 = there is none
+    int32_t n_slots;              // per layer
+    int32_t pinned;               // 1: the host's weights are pinned
+    int32_t failed;               // 1: the lanes were given up
+    int64_t steps;                // graphs that were computed
+    int64_t bypassed[5];          // regions that took the staged path, by enum phx_bypass
+    int64_t upload_bytes;
+    int64_t upload_ns;
+    int64_t observations_lost;    // selections that the policy did not see
+    char reason[512];             // why something is not as asked for, "" if all is
+} phx_cache_status;
+
+typedef struct {
+    int32_t layer;                // its number in the model
+    int32_t device;               // number of the CUDA device
+    int32_t n_expert;
+    int32_t n_slots;
+    int32_t has_lanes;            // 0: always computed on the staged path
+    uint64_t slot_bytes;          // VRAM of its slots
+    int64_t regions;              // times that the lanes computed the layer
+    int64_t hits;                 // selections of resident experts, in those
+    int64_t misses;
+    int64_t uploads;              // that were published
+    int64_t upload_failures;
+    int64_t evictions;
+    int64_t wait_ns;              // the GPU waited for the CPU lane
+    int64_t cpu_ns;               // the CPU lane computed
+} phx_cache_layer;
+
+// Starts the cache of a model that was loaded with hot_experts, before its first context is made. VRAM that cannot be had
+// makes it smaller, to 0 slots at worst; phx_cache_status says so.
+PHX_API int phx_cache_start(phx_model * model, const phx_cache_config * config);
+
+// layers: NULL, or [status.n_layers].
+PHX_API int phx_cache_get_status(const phx_model * model, phx_cache_status * status, phx_cache_layer * layers);
+PHX_API int phx_cache_reset_stats(phx_model * model);
+
+// Experts in the slots of the index-th layer of the cache, -1 = empty. experts: int32[n_slots of that layer].
+PHX_API int phx_cache_get_residency(const phx_model * model, int32_t index, int32_t * experts);
+
+// Makes exactly these experts resident, for tests. No call may run on the model.
+PHX_API int phx_cache_set_residency(phx_model * model, int32_t index, const int32_t * experts, int32_t n);
+
+// Compares every published slot with the host's bytes, for tests. *n_different: matrices that differ.
+PHX_API int phx_cache_verify(phx_model * model, int64_t * n_different);
+
+typedef struct {
     int32_t policy;         // enum phx_cache_policy
     int32_t n_slots;        // per layer
     int32_t interval;       // window: tokens
     double half_life;       // decay: tokens
     double hysteresis;      // decay: share by which a newcomer's score must exceed the victim's
     int32_t max_uploads;    // per layer and token, -1 = no limit
-} phx_cache_params;
+} phx_simulation_params;
 
 // Replays recorded routing through the slots and the policy of the cache, every layer on its own, from empty slots.
 // A token's experts hit if they were resident before it; an upload that it causes is resident for the next token.
 // experts: uint16[n_tokens][n_layers][top_k]; profile: double[n_layers][n_expert] for PHX_POLICY_FIXED, else NULL.
 // hits, uploads: int64[n_layers].
-PHX_API int phx_cache_simulate(const phx_cache_params * params, const uint16_t * experts, int32_t n_tokens, int32_t n_layers,
+PHX_API int phx_cache_simulate(const phx_simulation_params * params, const uint16_t * experts, int32_t n_tokens, int32_t n_layers,
                                int32_t top_k, int32_t n_expert, const double * profile, int64_t * hits, int64_t * uploads);
 
 #ifdef __cplusplus

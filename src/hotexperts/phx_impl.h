@@ -13,6 +13,21 @@
 #include <utility>
 #include <vector>
 
+namespace hx {
+struct api;
+struct cache;
+struct layer_config;
+}  // namespace hx
+
+struct phx_model {
+    llama_model * llama = nullptr;
+    const llama_vocab * vocab = nullptr;
+    int32_t n_vocab = 0;
+    hx::cache * cache = nullptr;  // of hot experts, NULL = none
+
+    bool has_vocab() const { return llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_NONE; }
+};
+
 namespace phx {
 
 struct error : std::runtime_error {
@@ -115,8 +130,27 @@ void check_file(const char * path);
 struct model_overrides {
     std::vector<std::string> patterns;
     std::vector<llama_model_tensor_buft_override> entries;
+    std::vector<float> tensor_split;
 };
-llama_model_params to_llama(const phx_model_params & params, model_overrides & overrides);
+llama_model_params to_llama(const char * path, const phx_model_params & params, model_overrides & overrides);
 llama_context_params to_llama(const phx_context_params & params, const llama_model * model);
+
+// The hot-expert cache (phx_cache.cpp).
+
+// What the CUDA backend offers, NULL without one.
+const hx::api * hot_api();
+
+// Number of the CUDA device whose memory for experts this type is, -1 if it is none. And that device.
+int32_t hot_device(ggml_backend_buffer_type_t buft);
+ggml_backend_dev_t hot_device_object(int32_t index);
+
+// Sends the experts that n_cpu_moe names to the memory of the GPU that runs their layer.
+void place_hot_experts(const char * path, const phx_model_params & params, llama_model_params & llama_params, model_overrides & overrides);
+
+// The layers whose experts lie in such memory.
+std::vector<hx::layer_config> hot_layers(const llama_model * model);
+
+void check_cache(phx_model * model);  // throws if a step since the last call went wrong
+void free_cache(phx_model * model);
 
 }  // namespace phx

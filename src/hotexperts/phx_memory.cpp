@@ -2,9 +2,11 @@
 #include "phx_impl.h"
 
 #include "ggml-backend.h"
+#include "hot_api.h"
 #include "llama-ext.h"
 #include "phx_build_info.h"
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -137,13 +139,13 @@ int phx_memory_plan(const char * path, const phx_model_params * model_params, co
                     phx_memory * out, int32_t cap, int32_t * n) {
     return phx::guarded_load([&] {
         phx::require(path && model_params && context_params && n && (out || cap == 0), "a required argument is NULL");
+        phx::check_file(path);
         phx::model_overrides overrides;
-        llama_model_params llama_params = phx::to_llama(*model_params, overrides);
+        llama_model_params llama_params = phx::to_llama(path, *model_params, overrides);
         llama_params.no_alloc = true;
         llama_params.load_mode = LLAMA_LOAD_MODE_NONE;
 
         phx::log_capture log(/*quiet=*/true);
-        phx::check_file(path);
         std::unique_ptr<llama_model, model_deleter> model(llama_model_load_from_file(path, llama_params));
         if (!model) {
             throw phx::error(log.status(PHX_ERR_LOAD), log.text());
@@ -184,6 +186,19 @@ int phx_memory_plan(const char * path, const phx_model_params * model_params, co
                 out[i].context += bytes.context;
                 out[i].compute += bytes.compute;
             }
+        }
+        for (size_t i = 0; i < devices.size(); i++) {
+            uint64_t largest = 0;
+            for (const hx::layer_config & l : phx::hot_layers(model.get())) {
+                for (const ggml_tensor * t : { l.gate, l.up, l.down }) {
+                    if (t && phx::hot_device_object(l.device) == devices[i]) {
+                        out[i].slot += t->nb[2];
+                        out[i].n_expert = std::max(out[i].n_expert, int32_t(t->ne[2]));
+                        largest = std::max<uint64_t>(largest, ggml_nbytes(t));
+                    }
+                }
+            }
+            out[i].compute += 2 * largest;  // experts of one matrix are in use while those of the next are copied
         }
     });
 }

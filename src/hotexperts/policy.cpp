@@ -67,7 +67,7 @@ bool layer_policy::is_better(int32_t a, int32_t b) const {
     return last_use[i] != last_use[j] ? last_use[i] > last_use[j] : a < b;
 }
 
-std::vector<upload> layer_policy::plan(const slot_table & table) {
+std::vector<upload> layer_policy::plan(const slot_table & table, int32_t n_tokens) {
     std::vector<upload> uploads;
     if (config.kind == policy_kind::frozen) {
         return uploads;
@@ -97,7 +97,8 @@ std::vector<upload> layer_policy::plan(const slot_table & table) {
     std::sort(victims.rbegin(), victims.rend(), better);  // worst first
 
     const double margin = config.kind == policy_kind::decay ? 1.0 + config.hysteresis : 1.0;
-    const size_t limit = config.max_uploads < 0 ? newcomers.size() : std::min(newcomers.size(), size_t(config.max_uploads));
+    const size_t most = size_t(std::max(config.max_uploads, 0)) * size_t(std::max(n_tokens, 1));
+    const size_t limit = config.max_uploads < 0 ? newcomers.size() : std::min(newcomers.size(), most);
     for (size_t i = 0; i < limit; i++) {
         const int32_t e = newcomers[i];
         if (i < free_slots.size()) {

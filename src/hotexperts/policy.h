@@ -26,7 +26,7 @@ struct policy_config {
     int32_t interval = 60;      // window: tokens
     double half_life = 12;      // decay: tokens
     double hysteresis = 0.25;   // decay: a newcomer's score must exceed the victim's by this share
-    int32_t max_uploads = 2;    // planned at a time, -1 = no limit
+    int32_t max_uploads = 2;    // planned for each token, -1 = no limit
 };
 
 struct upload {
@@ -44,8 +44,8 @@ class layer_policy {
     void observe(const uint16_t * experts, int32_t top_k, bool first_of_step);
 
     // Uploads to begin now, best first: each slot and each expert at most once. Experts of the current step are never
-    // evicted, and slots that are being written are left alone.
-    std::vector<upload> plan(const slot_table & table);
+    // evicted, and slots that are being written are left alone. n_tokens: of the step, each allows max_uploads.
+    std::vector<upload> plan(const slot_table & table, int32_t n_tokens = 1);
 
   private:
     bool is_better(int32_t a, int32_t b) const;

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-int phx_cache_simulate(const phx_cache_params * params, const uint16_t * experts, int32_t n_tokens, int32_t n_layers, int32_t top_k,
+int phx_cache_simulate(const phx_simulation_params * params, const uint16_t * experts, int32_t n_tokens, int32_t n_layers, int32_t top_k,
                        int32_t n_expert, const double * profile, int64_t * hits, int64_t * uploads) {
     return phx::guarded([&] {
         phx::require(params && experts && hits && uploads, "a required argument is NULL");

@@ -48,11 +48,7 @@ void slot_table::begin_upload(int32_t index, int32_t expert) {
     if (slot_of_expert.at(size_t(expert)) != NONE) {
         throw std::logic_error("expert " + std::to_string(expert) + " has a slot already");
     }
-    if (s.published != NONE) {
-        slot_of_expert[size_t(s.published)] = NONE;
-        s.published = NONE;
-        changes++;
-    }
+    evict(index);
     s.loading = expert;
     slot_of_expert[size_t(expert)] = index;
 }
@@ -65,6 +61,18 @@ void slot_table::publish(int32_t index) {
     s.published = s.loading;
     s.loading = NONE;
     changes++;
+}
+
+void slot_table::evict(int32_t index) {
+    slot & s = at(index);
+    if (s.loading != NONE) {
+        throw std::logic_error("slot " + std::to_string(index) + " is being written");
+    }
+    if (s.published != NONE) {
+        slot_of_expert[size_t(s.published)] = NONE;
+        s.published = NONE;
+        changes++;
+    }
 }
 
 void slot_table::fail(int32_t index) {

@@ -34,6 +34,10 @@ class slot_table {
     // The copy is complete: the expert may be read from the slot.
     void publish(int32_t slot);
 
+    // Unpublishes what is in the slot, if anything: the slot is empty.
+    // Throws std::logic_error if it is being written.
+    void evict(int32_t slot);
+
     // The copy failed: the slot is empty.
     void fail(int32_t slot);
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from importlib.metadata import version as _version
 
+from pyhotexperts.cache import Cache, CacheStatus
 from pyhotexperts.errors import (
     BusyError,
     ClosedError,
@@ -30,7 +31,17 @@ from pyhotexperts.generation import Stream
 from pyhotexperts.loading import embedded_model
 from pyhotexperts.machine import Device, devices
 from pyhotexperts.model import Model, kv_types
-from pyhotexperts.offload import CpuExperts, FullGpu, Layers, Offload, cpu_experts, full_gpu, hot_experts, layers
+from pyhotexperts.offload import (
+    CpuExperts,
+    FullGpu,
+    HotExperts,
+    Layers,
+    Offload,
+    cpu_experts,
+    full_gpu,
+    hot_experts,
+    layers,
+)
 from pyhotexperts.results import Chunk, DeviceMemory, Generation, ModelInfo, Perplexity, Routing, Score
 from pyhotexperts.sampling import Sampling
 from pyhotexperts.simulation import CacheSimulation, simulate_cache
@@ -39,7 +50,9 @@ __version__ = _version("pyhotexperts")
 
 __all__ = [
     "BusyError",
+    "Cache",
     "CacheSimulation",
+    "CacheStatus",
     "Chunk",
     "ClosedError",
     "ConfigError",
@@ -50,6 +63,7 @@ __all__ = [
     "DeviceMemory",
     "FullGpu",
     "Generation",
+    "HotExperts",
     "InternalError",
     "Layers",
     "LoadCancelledError",

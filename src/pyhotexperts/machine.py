@@ -69,6 +69,12 @@ def default_threads() -> int:
     return min(max(1, len(cores)), MAX_THREADS)
 
 
+def lane_threads(n_threads: int) -> int:
+    """Threads for the CPU lane: one processor is left to the thread that waits for the GPU."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(n_threads, allowed - 1))
+
+
 def available_ram() -> int | None:
     """Bytes of RAM that can be taken without swapping, None if unknown. Minds the limit of a container."""
     values = []

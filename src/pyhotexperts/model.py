@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,10 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from pyhotexperts import _ffi, generation, loading, machine, placement, scoring
+from pyhotexperts import cache as hot_cache
+from pyhotexperts.cache import Cache
 from pyhotexperts.context import Context
-from pyhotexperts.errors import ClosedError, ConfigError, ContextFullError, PromptError, UnavailableError
+from pyhotexperts.errors import (
+    ClosedError,
+    ConfigError,
+    ContextFullError,
+    OutOfMemoryError,
+    PromptError,
+    UnavailableError,
+)
 from pyhotexperts.exclusive import Claim, Exclusive
-from pyhotexperts.offload import Offload
+from pyhotexperts.offload import HotExperts, Offload
 from pyhotexperts.results import DeviceMemory, Generation, ModelInfo, Perplexity, Routing, Score
 from pyhotexperts.sampling import MAX_SEED, Sampling
 from pyhotexperts.validation import choice, integer
@@ -125,6 +135,8 @@ class Model:
         self._close = weakref.finalize(self, _free, resources)
         self._close.atexit = False  # a daemon thread may still compute; the system frees what a process held
         try:
+            self._cache = self._start_cache()
+            resources.append(self._cache.close)
             self._context = Context(model, self._info.n_vocab, decided.request)
         except BaseException:
             self._close()
@@ -173,6 +185,11 @@ class Model:
     def metadata(self, key: str) -> str | None:
         """A scalar of the GGUF's metadata as text, None if there is none of that key."""
         return self._vocab.metadata(key)
+
+    @property
+    def cache(self) -> Cache:
+        """The hot-expert cache: its state, its counters, what is resident."""
+        return self._cache
 
     # ------------------------------------------------------------ tokens
 
@@ -396,6 +413,21 @@ class Model:
         raise TypeError("a model cannot be copied or pickled: load it again, or hand over its path")
 
     # ------------------------------------------------------------ internals
+
+    def _start_cache(self) -> Cache:
+        decided = self._placement
+        if not isinstance(decided.offload, HotExperts):
+            return Cache(self._model, None, decided.cache_reason)
+        n_threads = machine.lane_threads(decided.request.n_threads)
+        hot_cache.start(self._model, decided.offload, decided.slots, n_threads)
+        cache = Cache(self._model, decided.offload, decided.cache_reason)
+        status = cache.status
+        if decided.offload.strict and status.slots < decided.slots:
+            raise OutOfMemoryError(
+                f"the hot-expert cache cannot be had as asked for: {status.reason}. {placement.STRICT_ADVICE}"
+            )
+        _ffi.logger.log(logging.INFO if status.active and not status.reason else logging.WARNING, "%s", status)
+        return cache
 
     def _check_open(self) -> None:
         if not self._close.alive:

@@ -6,10 +6,15 @@ happens to them; attention, router, shared experts and the KV cache go to the GP
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
 
-from pyhotexperts.errors import UnavailableError
-from pyhotexperts.validation import integer
+from pyhotexperts.errors import ConfigError
+from pyhotexperts.validation import boolean, choice, integer, memory_size, real
+
+CACHE_POLICIES = ("decay", "lru", "window")
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,44 @@ class FullGpu:
         return "full_gpu()"
 
 
-Offload = CpuExperts | Layers | FullGpu
+@dataclass(frozen=True)
+class HotExperts:
+    """The experts in use in VRAM slots, the others computed by the CPU at the same time. Made by `hot_experts`."""
+
+    slots: int | None = None  # per layer, None = as many as fit
+    vram_budget: int | None = None  # bytes, None = what is free
+    n_cpu_moe: int = -1
+    policy: str = "decay"
+    rebalance_interval: int = 60
+    half_life: float = 12.0
+    hysteresis: float = 0.25
+    uploads_per_step: int | None = 2
+    prefill_bypass: int = 64
+    deterministic: bool = False
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if self.slots is not None:
+            integer("slots", self.slots, 0, 65_535)
+        if self.vram_budget is not None:
+            integer("vram_budget", self.vram_budget, 1, 2**63 - 1)
+        integer("n_cpu_moe", self.n_cpu_moe, -1, 1_000_000)
+        choice("policy", self.policy, CACHE_POLICIES)
+        integer("rebalance_interval", self.rebalance_interval, 1, 2**31 - 1)
+        real("half_life", self.half_life, 0.01, 1e9)
+        real("hysteresis", self.hysteresis, 0, 1e9)
+        if self.uploads_per_step is not None:
+            integer("uploads_per_step", self.uploads_per_step, 0, 2**31 - 1)
+        integer("prefill_bypass", self.prefill_bypass, 1, 2**31 - 1)
+        boolean("deterministic", self.deterministic)
+        boolean("strict", self.strict)
+
+    def __str__(self) -> str:
+        changed = [f for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"hot_experts({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
+
+
+Offload = CpuExperts | Layers | FullGpu | HotExperts
 
 
 def cpu_experts() -> CpuExperts:
@@ -74,14 +116,132 @@ def full_gpu() -> FullGpu:
     return FullGpu()
 
 
-def hot_experts(**options: object) -> Offload:
+def hot_experts(
+    *,
+    slots: int | str | None = None,
+    vram_budget: int | str | None = None,
+    n_cpu_moe: int = -1,
+    policy: str | None = None,
+    rebalance_interval: int | None = None,
+    half_life: float | None = None,
+    hysteresis: float | None = None,
+    uploads_per_step: int | None = None,
+    prefill_bypass: int | None = None,
+    deterministic: bool | None = None,
+    strict: bool | None = None,
+) -> HotExperts:
     """The experts in use in VRAM slots, the others computed by the CPU at the same time.
+
+    What is left at None comes from the environment variable in brackets, if it is set, else from the default.
+
+    Parameters
+    ----------
+    slots
+        Expert slots per layer [LLAMA_ARG_MOE_HOT_K]: a number, 0 = off, or "auto" (the default) = as many as fit.
+    vram_budget
+        All VRAM that this process may use on each GPU: weights, KV cache, buffers, slots and what CUDA itself takes.
+        Bytes, or a text such as "12GiB" or "12000MiB" [PYHOTEXPERTS_VRAM_MIB, in MiB]. Default: what is free.
+    n_cpu_moe
+        Only the experts of the first layers are in RAM and cached, those of the others in VRAM; -1 = of every layer.
+    policy
+        Which experts get the slots [PYHOTEXPERTS_POLICY]: "decay" (the default: uses, each worth half as much
+        `half_life` tokens later), "lru" (used last), "window" (uses in the last `rebalance_interval` tokens, looked at
+        so often: the reference implementation's policy).
+    rebalance_interval
+        Tokens between rebalances, for "window" [LLAMA_ARG_MOE_HOT_REBALANCE_INTERVAL]. Default: 60.
+    half_life
+        Tokens, for "decay" [PYHOTEXPERTS_HALF_LIFE]. Default: 12.
+    hysteresis
+        Share by which a newcomer's score must exceed the victim's, for "decay" [PYHOTEXPERTS_HYSTERESIS].
+        Default: 0.25.
+    uploads_per_step
+        Most experts copied into slots, per layer and token [PYHOTEXPERTS_UPLOADS_PER_STEP]; -1 = no limit. Default: 2.
+    prefill_bypass
+        Batches of this many tokens or more stream the experts to the GPU instead
+        [LLAMA_MOE_HOT_PP_BYPASS_N_TOKENS]. Default: 64.
+    deterministic
+        Residency depends on the tokens alone, so that the same input gives the same bits; slower
+        [PYHOTEXPERTS_DETERMINISTIC]. Default: False.
+    strict
+        Loading fails if the cache cannot be active as asked for [PYHOTEXPERTS_STRICT]. Default: False: the reason is
+        logged and in `Model.cache.status`.
 
     Raises
     ------
-    UnavailableError
-        Always: this version does not have the hot-expert cache yet.
+    ConfigError
+        If a parameter or an environment variable has a value that cannot be used.
     """
-    raise UnavailableError(
-        "this version of pyhotexperts has no hot-expert cache yet: use cpu_experts(), layers(n_cpu_moe) or full_gpu()"
-    )
+    given = {
+        "slots": slots,
+        "vram_budget": vram_budget,
+        "policy": policy,
+        "rebalance_interval": rebalance_interval,
+        "half_life": half_life,
+        "hysteresis": hysteresis,
+        "uploads_per_step": uploads_per_step,
+        "prefill_bypass": prefill_bypass,
+        "deterministic": deterministic,
+        "strict": strict,
+    }
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        variable, convert = ENVIRONMENT[name]
+        if value is not None:
+            values[name] = value
+        elif variable in os.environ:
+            try:
+                values[name] = convert(os.environ[variable])
+            except ValueError:
+                raise ConfigError(
+                    f"the environment variable {variable} has the value {os.environ[variable]!r}: {EXPECTED[convert]}"
+                ) from None
+    if values.get("slots") == "auto":
+        del values["slots"]
+    if "vram_budget" in values:
+        values["vram_budget"] = memory_size("vram_budget", values["vram_budget"])
+    if values.get("uploads_per_step") == -1 and not isinstance(values["uploads_per_step"], bool):
+        values["uploads_per_step"] = None
+    return HotExperts(n_cpu_moe=n_cpu_moe, **values)
+
+
+def slot_count(text: str) -> int | str:
+    """A number of slots, or the word for as many as fit."""
+    return text if text == "auto" else int(text)
+
+
+def truth(text: str) -> bool:
+    """A truth value as llama.cpp's environment variables spell it."""
+    if text.lower() in TRUE_WORDS:
+        return True
+    if text.lower() in FALSE_WORDS:
+        return False
+    raise ValueError(text)
+
+
+def _mebibytes(text: str) -> int:
+    return int(text) << 20
+
+
+TRUE_WORDS = {"1", "true", "on", "yes", "enabled"}
+FALSE_WORDS = {"0", "false", "off", "no", "disabled", ""}
+
+# Parameter of `hot_experts` -> its environment variable, and what turns that into a value.
+ENVIRONMENT: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "slots": ("LLAMA_ARG_MOE_HOT_K", slot_count),
+    "vram_budget": ("PYHOTEXPERTS_VRAM_MIB", _mebibytes),
+    "policy": ("PYHOTEXPERTS_POLICY", str),
+    "rebalance_interval": ("LLAMA_ARG_MOE_HOT_REBALANCE_INTERVAL", int),
+    "half_life": ("PYHOTEXPERTS_HALF_LIFE", float),
+    "hysteresis": ("PYHOTEXPERTS_HYSTERESIS", float),
+    "uploads_per_step": ("PYHOTEXPERTS_UPLOADS_PER_STEP", int),
+    "prefill_bypass": ("LLAMA_MOE_HOT_PP_BYPASS_N_TOKENS", int),
+    "deterministic": ("PYHOTEXPERTS_DETERMINISTIC", truth),
+    "strict": ("PYHOTEXPERTS_STRICT", truth),
+}
+EXPECTED: dict[Callable[[str], Any], str] = {
+    slot_count: 'give a whole number, or "auto"',
+    _mebibytes: "give a whole number of MiB",
+    int: "give a whole number",
+    float: "give a number",
+    truth: "give on or off",
+}

@@ -8,16 +8,31 @@ from typing import Any
 
 from pyhotexperts import _ffi, machine
 from pyhotexperts.errors import ConfigError, OutOfMemoryError, UnavailableError
-from pyhotexperts.offload import CpuExperts, FullGpu, Layers, Offload, cpu_experts, full_gpu
+from pyhotexperts.offload import (
+    CpuExperts,
+    FullGpu,
+    HotExperts,
+    Layers,
+    Offload,
+    cpu_experts,
+    full_gpu,
+    hot_experts,
+    layers,
+)
 from pyhotexperts.results import DeviceMemory
 
 # VRAM left free beside what the plan counts: CUDA's own context and memory pools. llama.cpp's --fit leaves as much.
 VRAM_MARGIN = 1 << 30
 
+# VRAM that CUDA and the kernels' own buffers take in a process beside what the plan counts (docs/design-notes.md).
+CUDA_OVERHEAD = 768 << 20
+
 # Upstream keeps some bytes per token of context in RAM even in a plan, so a plan of an absurd context would take all
 # of it. Beyond this many tokens the plan is scaled instead.
 MAX_PLANNED_N_CTX = 1 << 20
 BYTES_PER_CELL = 64
+
+STRICT_ADVICE = "Ask for fewer slots, take a smaller n_ctx or n_ubatch, another offload mode, or leave strict out"
 
 LOAD_MODES = {"mmap": "PHX_LOAD_MMAP", "copy": "PHX_LOAD_COPY", "direct_io": "PHX_LOAD_DIRECT_IO"}
 
@@ -43,6 +58,7 @@ class LoadRequest:
         params.n_gpu_layers = self.n_gpu_layers
         params.n_cpu_moe = offload.n_cpu_moe if machine.has_gpu() else 0  # without a GPU all is in RAM anyway
         params.load_mode = getattr(_ffi.lib, LOAD_MODES[self.load_mode])
+        params.hot_experts = isinstance(offload, HotExperts)
         return params
 
     def context_params(self, record_routing: bool = False) -> Any:
@@ -62,6 +78,8 @@ class Placement:
     offload: Offload
     memory: tuple[DeviceMemory, ...]
     reason: str
+    slots: int = 0  # of the hot-expert cache, per layer
+    cache_reason: str = ""  # why there is no cache, or a smaller one, although it was asked for
 
 
 def plan(request: LoadRequest, offload: Offload) -> tuple[DeviceMemory, ...]:
@@ -81,6 +99,8 @@ def plan(request: LoadRequest, offload: Offload) -> tuple[DeviceMemory, ...]:
             model=r.model,
             context=r.context,
             compute=r.compute,
+            slot=r.slot,
+            n_expert=r.n_expert,
             free=r.memory_free if r.is_gpu else machine.available_ram() or r.memory_free,
             total=r.memory_total,
         )
@@ -101,6 +121,18 @@ def _scaled(memory: tuple[DeviceMemory, ...], n_ctx: int) -> tuple[DeviceMemory,
     )
 
 
+def slots_that_fit(memory: tuple[DeviceMemory, ...], offload: HotExperts) -> int:
+    """Expert slots per layer for which every GPU has room beside all else, within the budget."""
+    counts = []
+    for m in memory:
+        if m.slot:
+            room = m.free - VRAM_MARGIN - m.needed
+            if offload.vram_budget is not None:
+                room = min(room, offload.vram_budget - CUDA_OVERHEAD - m.needed)
+            counts.append(min(m.n_expert, max(0, room // m.slot)))
+    return min(counts, default=0)
+
+
 def fits_gpu(memory: tuple[DeviceMemory, ...]) -> bool:
     """Whether every GPU has room for its part, with the margin."""
     return all(m.needed + VRAM_MARGIN <= m.free for m in memory if m.is_gpu and m.needed)
@@ -117,12 +149,14 @@ def decide(request: LoadRequest, offload: Offload | str, n_gpu_layers_given: boo
         If VRAM or RAM cannot hold what the mode needs.
     """
     gpu = machine.has_gpu()
-    if offload != "auto" and not isinstance(offload, CpuExperts | Layers | FullGpu):
+    if offload != "auto" and not isinstance(offload, CpuExperts | Layers | FullGpu | HotExperts):
         raise ConfigError(
             f'offload must be "auto", cpu_experts(), layers(n), full_gpu() or hot_experts(...), not {offload!r}'
         )
     if isinstance(offload, str):
         placement = _automatic(request, gpu, n_gpu_layers_given)
+    elif isinstance(offload, HotExperts):
+        placement = _hot(request, offload, gpu)
     else:
         if not gpu and isinstance(offload, FullGpu | Layers):
             raise UnavailableError(
@@ -143,11 +177,47 @@ def _automatic(request: LoadRequest, gpu: bool, n_gpu_layers_given: bool) -> Pla
         return Placement(request, full_gpu(), everything, "everything fits on the GPU")
     without_experts = plan(request, cpu_experts())
     moves_experts = _vram(without_experts) < _vram(everything)
+    if moves_experts:
+        cached = _hot(request, hot_experts(), gpu)
+        if cached.slots:
+            return replace(cached, reason="not everything fits on the GPU")
     if moves_experts or n_gpu_layers_given:
         offload: Offload = cpu_experts() if moves_experts else full_gpu()
         memory = without_experts if moves_experts else everything
         return Placement(request, offload, memory, "not everything fits on the GPU")
     return _fewer_layers(request)
+
+
+def _hot(request: LoadRequest, offload: HotExperts, gpu: bool) -> Placement:
+    """The cache with as many slots as were asked for and fit; without any, the experts on the CPU."""
+    without = layers(offload.n_cpu_moe) if offload.n_cpu_moe >= 0 else cpu_experts()
+    memory: tuple[DeviceMemory, ...] = ()
+    slots, why = 0, ""
+    if offload.slots == 0:
+        return Placement(request, without, plan(request, without), "slots=0: no hot-expert cache")
+    if not gpu:
+        why = f"it needs a GPU, and this process can use none: {machine.no_gpu_reason()}"
+        without = cpu_experts()
+    else:
+        memory = plan(request, offload)
+        n_expert = max(m.n_expert for m in memory)
+        wanted = n_expert if offload.slots is None else min(offload.slots, n_expert)
+        slots = min(wanted, slots_that_fit(memory, offload))
+        if not any(m.slot for m in memory):
+            why = "no layer on a GPU has routed experts in RAM"
+        elif slots < wanted and offload.slots is not None:
+            why = f"{offload.slots} slots per layer were asked for, and VRAM has room for {slots}"
+        elif not slots:
+            why = "VRAM has no room for even one slot per layer"
+    if why and offload.strict:
+        kind = OutOfMemoryError if any(m.slot for m in memory) else UnavailableError
+        raise kind(f"the hot-expert cache cannot be had as asked for: {why}. {STRICT_ADVICE}")
+    if why:
+        _ffi.logger.warning("hot-expert cache: %s", why)
+    if not slots:
+        return Placement(request, without, plan(request, without), f"no hot-expert cache: {why}", cache_reason=why)
+    memory = tuple(replace(m, n_slots=slots) for m in memory)
+    return Placement(request, offload, memory, "as asked for", slots=slots, cache_reason=why)
 
 
 def _fewer_layers(request: LoadRequest) -> Placement:
@@ -194,7 +264,8 @@ def _gib(n: int) -> str:
 def describe(placement: Placement) -> str:
     """One line for the log: what was decided, and the memory it takes."""
     parts = [f"{m.name} {_gib(m.needed)}" for m in placement.memory if m.needed]
-    return f"offload {placement.offload} ({placement.reason}); memory: {', '.join(parts)}"
+    cache = f"; {placement.slots} expert slots per layer" if placement.slots else ""
+    return f"offload {placement.offload} ({placement.reason}){cache}; memory: {', '.join(parts)}"
 
 
 __all__ = ["LOAD_MODES", "CpuExperts", "LoadRequest", "Placement", "decide", "describe", "plan"]

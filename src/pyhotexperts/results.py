@@ -171,8 +171,16 @@ class DeviceMemory:
     compute: int
     free: int  # before loading
     total: int
+    slot: int = 0  # one expert slot in every layer of the cache on this device
+    n_expert: int = 0  # most experts of such a layer
+    n_slots: int = 0  # per layer
+
+    @property
+    def slots(self) -> int:
+        """Bytes of the hot-expert cache's slots."""
+        return self.slot * self.n_slots
 
     @property
     def needed(self) -> int:
-        """Bytes of weights, context and compute buffers together."""
-        return self.model + self.context + self.compute
+        """Bytes of weights, context, compute buffers and expert slots together."""
+        return self.model + self.context + self.compute + self.slots

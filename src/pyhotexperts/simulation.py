@@ -92,7 +92,7 @@ def simulate_cache(
         raise ConfigError(f"routing must be what Model.routing returns, not {type(routing).__name__}")
     n_tokens, n_layers, top_k = routing.experts.shape
     ffi = _ffi.ffi
-    params = ffi.new("phx_cache_params *")
+    params = ffi.new("phx_simulation_params *")
     params.policy = getattr(_ffi.lib, POLICIES[choice("policy", policy, POLICIES)])
     params.n_slots = integer("slots", slots, 0, routing.n_expert)
     params.interval = integer("rebalance_interval", rebalance_interval, 1, 2**31 - 1)

@@ -94,7 +94,10 @@ def test_info_as_json_and_as_text() -> None:
         (("generate", "-p", "a", "-f", "b"), "contradict"),
         (("generate", "-f", "missing.txt"), "cannot read the prompt from missing.txt"),
         (("generate", "-p", "a" * 30_000), "must hold it and one more"),
-        (("demo", "--offload", "hot_experts"), "no hot-expert cache yet"),
+        (("demo", "--moe-hot-k", "many"), 'neither a whole number nor "auto"'),
+        (("demo", "--moe-hot-k", "8", "-cmoe"), "contradict each other"),
+        (("demo", "--vram-budget", "1 banana"), "1 banana"),
+        (("demo", "--moe-hot-policy", "magic"), "policy must be one of decay, lru, window"),
     ],
 )
 def test_mistakes_end_with_one_line_and_status_1(arguments: tuple[str, ...], message: str) -> None:

@@ -103,9 +103,69 @@ def test_seeds_are_drawn_when_not_given() -> None:
     assert len({seed_value(None) for _ in range(8)} | {seed_value(-1) for _ in range(8)}) > 8
 
 
-def test_hot_experts_say_that_they_are_not_there_yet() -> None:
-    with pytest.raises(phx.UnavailableError, match="no hot-expert cache yet"):
-        phx.hot_experts(slots=44)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("slots", -1),
+        ("slots", 1.5),
+        ("slots", "many"),
+        ("slots", True),
+        ("vram_budget", 0),
+        ("vram_budget", "12 bananas"),
+        ("vram_budget", "GiB"),
+        ("vram_budget", 1.5),
+        ("n_cpu_moe", -2),
+        ("policy", "belady"),
+        ("policy", "frozen"),
+        ("rebalance_interval", 0),
+        ("half_life", 0),
+        ("half_life", float("nan")),
+        ("hysteresis", -0.1),
+        ("uploads_per_step", -2),
+        ("prefill_bypass", 0),
+        ("deterministic", 1),
+        ("strict", "yes"),
+    ],
+)
+def test_hot_experts_refuses(name: str, value: Any) -> None:
+    with pytest.raises(phx.ConfigError, match=name) as failure:
+        phx.hot_experts(**{name: value})
+    assert repr(value) in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("LLAMA_ARG_MOE_HOT_K", "44", "slots", 44),
+        ("LLAMA_ARG_MOE_HOT_K", "auto", "slots", None),
+        ("LLAMA_ARG_MOE_HOT_REBALANCE_INTERVAL", "30", "rebalance_interval", 30),
+        ("LLAMA_MOE_HOT_PP_BYPASS_N_TOKENS", "128", "prefill_bypass", 128),
+        ("PYHOTEXPERTS_VRAM_MIB", "12000", "vram_budget", 12000 << 20),
+        ("PYHOTEXPERTS_POLICY", "lru", "policy", "lru"),
+        ("PYHOTEXPERTS_HALF_LIFE", "8.5", "half_life", 8.5),
+        ("PYHOTEXPERTS_HYSTERESIS", "0", "hysteresis", 0.0),
+        ("PYHOTEXPERTS_UPLOADS_PER_STEP", "-1", "uploads_per_step", None),
+        ("PYHOTEXPERTS_DETERMINISTIC", "on", "deterministic", True),
+        ("PYHOTEXPERTS_STRICT", "1", "strict", True),
+    ],
+)
+def test_hot_experts_read_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, name: str, value: Any
+) -> None:
+    monkeypatch.setenv(variable, text)
+    assert getattr(phx.hot_experts(), name) == value
+    monkeypatch.setenv(variable, "nonsense")
+    with pytest.raises(phx.ConfigError, match="nonsense"):
+        phx.hot_experts()
+
+
+def test_a_parameter_wins_over_its_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_MOE_HOT_K", "44")
+    monkeypatch.setenv("PYHOTEXPERTS_VRAM_MIB", "nonsense")
+    mode = phx.hot_experts(slots=8, vram_budget="1.5GiB")
+    assert (mode.slots, mode.vram_budget) == (8, 3 << 29)
+    assert str(mode) == f"hot_experts(slots=8, vram_budget={3 << 29})"
+    assert phx.hot_experts(slots="auto", vram_budget="2GB").slots is None
 
 
 def test_offload_modes_are_values() -> None:

@@ -12,9 +12,20 @@ from typing import Any
 
 from pyhotexperts.errors import ConfigError
 from pyhotexperts.model import FLASH_ATTN, Model, kv_types
-from pyhotexperts.offload import Offload, cpu_experts, full_gpu, hot_experts, layers
+from pyhotexperts.offload import (
+    CACHE_POLICIES,
+    ENVIRONMENT,
+    Offload,
+    cpu_experts,
+    full_gpu,
+    hot_experts,
+    layers,
+    slot_count,
+    truth,
+)
 from pyhotexperts.placement import LOAD_MODES
 from pyhotexperts.sampling import Sampling
+from pyhotexperts.validation import memory_size
 
 OFFLOAD_MODES: dict[str, Callable[[], Offload | str]] = {
     "auto": lambda: "auto",
@@ -23,24 +34,28 @@ OFFLOAD_MODES: dict[str, Callable[[], Offload | str]] = {
     "hot_experts": hot_experts,
 }
 
-TRUE_WORDS = {"1", "true", "on", "yes", "enabled"}
-FALSE_WORDS = {"0", "false", "off", "no", "disabled", ""}
-
-
-def boolean(text: str) -> bool:
-    """A truth value as llama.cpp's environment variables spell it."""
-    if text.lower() in TRUE_WORDS:
-        return True
-    if text.lower() in FALSE_WORDS:
-        return False
-    raise ValueError(text)
+# Flags of the hot-expert cache -> parameters of `hot_experts`, which reads the environment itself.
+HOT_FLAGS = {
+    "moe_hot_k": "slots",
+    "moe_hot_rebalance_interval": "rebalance_interval",
+    "moe_hot_pp_bypass": "prefill_bypass",
+    "moe_hot_policy": "policy",
+    "moe_hot_uploads": "uploads_per_step",
+    "vram_budget": "vram_budget",
+    "strict": "strict",
+}
 
 
 def flash_attn(text: str) -> str:
     """A mode of flash attention, or a truth value."""
     if text in FLASH_ATTN:
         return text
-    return "on" if boolean(text) else "off"
+    return "on" if truth(text) else "off"
+
+
+def vram_budget(text: str) -> int:
+    """Bytes; a bare number is MiB, as in the environment variable."""
+    return memory_size("--vram-budget", f"{text}MiB" if text.isdecimal() else text)
 
 
 def load_mode(text: str) -> str:
@@ -101,6 +116,8 @@ def _expected(convert: Callable[[str], Any]) -> str:
         return "no whole number"
     if convert is float:
         return "no number"
+    if convert is slot_count:
+        return 'neither a whole number nor "auto"'
     return f"none of {', '.join(FLASH_ATTN)}" if convert is flash_attn else "neither on nor off"
 
 
@@ -208,7 +225,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "-cmoe",
         "--cpu-moe",
         env="LLAMA_ARG_CPU_MOE",
-        convert=boolean,
+        convert=truth,
         default=False,
         action="store_true",
         help="keep the experts of all layers in RAM",
@@ -228,6 +245,20 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="offload mode; default: auto (-cmoe and -ncmoe choose one too)",
     )
+
+    g = parser.add_argument_group("hot-expert cache (--offload hot_experts, or one of these)")
+
+    def add_hot(flag: str, convert: Callable[[str], Any], metavar: str | None, text: str, **more: Any) -> None:
+        env = ENVIRONMENT[HOT_FLAGS[flag.removeprefix("--").replace("-", "_")]][0]
+        add(g, flag, env=env, convert=convert, help=text, **more | ({"metavar": metavar} if metavar else {}))
+
+    add_hot("--moe-hot-k", slot_count, "N", "expert slots per layer, 0 = off, auto = as many as fit; default: auto")
+    add_hot("--vram-budget", vram_budget, "SIZE", "all VRAM this process may use, such as 12GiB; default: what is free")
+    add_hot("--moe-hot-policy", str, "|".join(CACHE_POLICIES), "which experts get the slots; default: decay")
+    add_hot("--moe-hot-rebalance-interval", int, "N", "tokens between rebalances of the policy window; default: 60")
+    add_hot("--moe-hot-pp-bypass", int, "N", "batches of N tokens or more stream the experts; default: 64")
+    add_hot("--moe-hot-uploads", int, "N", "most experts to copy per layer and token, -1 = no limit; default: 2")
+    add_hot("--strict", truth, None, "fail if the cache cannot be active as asked for", action="store_true")
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
@@ -325,6 +356,15 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 def offload_of(arguments: argparse.Namespace) -> Offload | str:
     """The offload mode that the flags describe."""
+    hot = {name: getattr(arguments, flag) for flag, name in HOT_FLAGS.items() if getattr(arguments, flag) is not None}
+    by_flag = HOT_FLAGS.keys() & arguments.on_command_line
+    is_other = arguments.cpu_moe or arguments.offload not in ("auto", "hot_experts")
+    if by_flag and is_other:
+        names = ", ".join("--" + name.replace("_", "-") for name in sorted(by_flag))
+        raise ConfigError(f"{names} and another offload mode contradict each other: give one of them")
+    if by_flag or arguments.offload == "hot_experts" or ("slots" in hot and not is_other):
+        n_cpu_moe = -1 if arguments.n_cpu_moe is None else arguments.n_cpu_moe
+        return hot_experts(n_cpu_moe=n_cpu_moe, **hot)
     modes: dict[str, Callable[[], Offload | str]] = {}
     if arguments.offload != "auto":
         modes["offload"] = OFFLOAD_MODES[arguments.offload]
@@ -332,8 +372,8 @@ def offload_of(arguments: argparse.Namespace) -> Offload | str:
         modes["cpu_moe"] = cpu_experts
     if arguments.n_cpu_moe is not None:
         modes["n_cpu_moe"] = lambda: layers(arguments.n_cpu_moe)
-    by_flag = [name for name in modes if name in arguments.on_command_line]
-    chosen = by_flag or list(modes)  # a flag wins over a variable
+    given = [name for name in modes if name in arguments.on_command_line]
+    chosen = given or list(modes)  # a flag wins over a variable
     if len(chosen) > 1:
         names = " and ".join("--" + name.replace("_", "-") for name in chosen)
         raise ConfigError(f"{names} contradict each other: give one of them")

@@ -1,0 +1,792 @@
+// See hot_cache.h.
+#include "hot_cache.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-cpu.h"
+#include "ggml-cuda.h"
+#include "ggml-impl.h"
+#include "host_memory.h"
+#include "hot_buffer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <shared_mutex>
+#include <stdexcept>
+#include <unordered_map>
+
+void ggml_cuda_set_device(int device);  // of the CUDA backend: knows about emulated devices
+
+namespace hx {
+
+namespace {
+
+constexpr size_t RING_BYTES = size_t(4) << 20;  // each of two
+constexpr size_t UPLOAD_BATCH = 4;              // experts that are waited for together
+constexpr size_t LOG_LIMIT = 1 << 16;
+
+struct place {
+    hot_cache * cache;
+    int32_t layer;
+    int32_t matrix;
+};
+
+std::shared_mutex places_mutex;
+std::unordered_map<const ggml_tensor *, place> places;
+
+int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void check(cudaError_t error, const char * doing) {
+    if (error != cudaSuccess) {
+        (void) cudaGetLastError();
+        throw std::runtime_error(std::string(doing) + ": " + cudaGetErrorString(error));
+    }
+}
+
+policy_config policy_of(const phx_cache_config & config) {
+    policy_config p;
+    p.kind = policy_kind(config.policy);
+    p.interval = config.interval;
+    p.half_life = config.half_life;
+    p.hysteresis = config.hysteresis;
+    p.max_uploads = config.uploads_per_step;
+    return p;
+}
+
+expert_matrix matrix_of(const ggml_tensor * t) {
+    return { t->data, t->type, t->ne[0], t->ne[1], int32_t(t->ne[2]) };
+}
+
+bool has_cpu_kernel(const ggml_tensor * t) {
+    const ggml_type_traits_cpu * traits = ggml_get_type_traits_cpu(t->type);
+    return traits->vec_dot && t->ne[0] % ggml_blck_size(traits->vec_dot_type) == 0;
+}
+
+size_t slot_bytes_of(const layer_config & c) {
+    size_t bytes = 0;
+    for (const ggml_tensor * t : { c.gate, c.up, c.down }) {
+        bytes += t ? t->nb[2] : 0;
+    }
+    return bytes;
+}
+
+}  // namespace
+
+cudaError_t copy_pinned(char * to, const char * from, size_t bytes, cudaStream_t stream) {
+    while (bytes > 0) {
+        const size_t n = pinned_extent(from, bytes);
+        const cudaError_t error = cudaMemcpyAsync(to, from, n, cudaMemcpyHostToDevice, stream);
+        if (error != cudaSuccess) {
+            return error;
+        }
+        to += n;
+        from += n;
+        bytes -= n;
+    }
+    return cudaSuccess;
+}
+
+cache_layer::cache_layer(const layer_config & c, const policy_config & p, int32_t slots)
+    : config(c), n_expert(int32_t(c.down->ne[2])), table(n_expert, std::min(slots, n_expert)), policy(p, n_expert) {
+    for (const ggml_tensor * t : { c.gate, c.up, c.down }) {
+        if (t) {
+            slot_matrix m;
+            m.tensor = t;
+            m.host = static_cast<const char *>(t->data);
+            m.expert_bytes = t->nb[2];
+            m.pinned = hot_buffer_is_pinned(t->buffer);
+            matrices.push_back(m);
+        }
+    }
+    has_lanes = c.gate != nullptr;
+    for (const ggml_tensor * t : { c.gate, c.up, c.down }) {
+        has_lanes = has_lanes && ggml_is_quantized(t->type) && has_cpu_kernel(t) && ggml_is_contiguous(t);
+    }
+    has_lanes = has_lanes && ggml_are_same_shape(c.gate, c.up) && c.down->ne[0] == c.gate->ne[1] && c.down->ne[1] == c.gate->ne[0];
+    if (has_lanes) {
+        cold = { matrix_of(c.gate), matrix_of(c.up), matrix_of(c.down) };
+    }
+}
+
+// ---------------------------------------------------------------- construction
+
+hot_cache::hot_cache(const phx_cache_config & c, const layer_config * rows, int32_t n_layers) : config(c) {
+    if (n_layers < 1) {
+        throw std::runtime_error("the model has no expert weights for the cache");
+    }
+    ggml_cpu_init();
+    for (int32_t i = 0; i < n_layers; i++) {
+        const layer_config & row = rows[i];
+        if (!row.up || !row.down) {
+            throw std::runtime_error("layer " + std::to_string(row.layer) + " lacks an expert matrix");
+        }
+        for (const ggml_tensor * t : { row.gate, row.up, row.down }) {
+            if (t && (!t->buffer || hot_buffer_device(t->buffer->buft) != row.device || t->ne[2] != row.down->ne[2])) {
+                throw std::runtime_error(std::string(t->name) + " is not in the cache's memory");
+            }
+        }
+        n_expert_max = std::max(n_expert_max, int32_t(row.down->ne[2]));
+        n_embd_max = std::max({ n_embd_max, row.up->ne[0], row.down->ne[1] });
+    }
+    const int32_t wanted = std::min(config.n_slots, n_expert_max);
+    for (int32_t i = 0; i < n_layers; i++) {
+        layers.push_back(std::make_unique<cache_layer>(rows[i], policy_of(config), wanted));
+        for (const slot_matrix & m : layers.back()->matrices) {
+            if (!m.pinned) {
+                note("expert weights are not pinned: " + hot_buffer_reason(m.tensor->buffer));
+            }
+        }
+    }
+    try {
+        allocate_slots(wanted);
+        make_parts();
+    } catch (...) {
+        free_parts();
+        free_slots();
+        throw;
+    }
+    std::unique_lock<std::shared_mutex> lock(places_mutex);
+    for (size_t i = 0; i < layers.size(); i++) {
+        for (size_t m = 0; m < layers[i]->matrices.size(); m++) {
+            places[layers[i]->matrices[m].tensor] = { this, int32_t(i), int32_t(m) };
+        }
+    }
+}
+
+// One for each device that has layers: its copy stream and its uploader.
+void hot_cache::make_parts() {
+    for (const auto & l : layers) {
+        if (std::none_of(parts.begin(), parts.end(), [&](const auto & p) { return p->device == l->config.device; })) {
+            parts.push_back(std::make_unique<device_part>());
+            device_part * part = parts.back().get();
+            part->device = l->config.device;
+            ggml_cuda_set_device(part->device);
+            check(cudaStreamCreateWithFlags(&part->stream, cudaStreamNonBlocking), "cannot make a copy stream");
+            if (std::any_of(layers.begin(), layers.end(), [](const auto & x) { return !x->matrices[0].pinned; })) {
+                check(cudaHostAlloc(reinterpret_cast<void **>(&part->ring), 2 * RING_BYTES, cudaHostAllocPortable), "cannot allocate pinned memory");
+                for (cudaEvent_t & e : part->ring_free) {
+                    check(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "cannot make an event");
+                }
+            }
+        }
+    }
+    for (auto & part : parts) {
+        part->uploader = std::thread([this, p = part.get()] { upload_loop(*p); });
+    }
+}
+
+hot_cache::~hot_cache() {
+    {
+        std::unique_lock<std::shared_mutex> lock(places_mutex);
+        for (auto it = places.begin(); it != places.end();) {
+            it = it->second.cache == this ? places.erase(it) : std::next(it);
+        }
+    }
+    free_parts();
+    free_slots();
+    (void) cudaGetLastError();
+}
+
+void hot_cache::free_parts() {
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        stopping = true;
+    }
+    for (auto & part : parts) {
+        part->wake.notify_all();
+        if (part->uploader.joinable()) {
+            part->uploader.join();
+        }
+        ggml_cuda_set_device(part->device);
+        if (part->stream) {
+            cudaStreamDestroy(part->stream);
+        }
+        cudaFreeHost(part->ring);
+        for (cudaEvent_t e : part->ring_free) {
+            if (e) {
+                cudaEventDestroy(e);
+            }
+        }
+    }
+    parts.clear();
+}
+
+// As many slots as were asked for and VRAM has room for, 0 at worst: then the CPU computes every expert.
+void hot_cache::allocate_slots(int32_t wanted) {
+    n_slots = wanted;
+    while (n_slots > 0 && !try_allocate(n_slots)) {
+        free_slots();
+        n_slots -= std::max(1, n_slots / 16);
+    }
+    if (n_slots < wanted) {
+        note("VRAM had no room for " + std::to_string(wanted) + " slots per layer: " + std::to_string(n_slots) + " are in use");
+        for (auto & l : layers) {
+            l->table = slot_table(l->n_expert, std::min(n_slots, l->n_expert));
+        }
+    }
+}
+
+bool hot_cache::try_allocate(int32_t per_layer) {
+    if (config.test_fail_alloc && per_layer > config.test_fail_alloc) {
+        return false;
+    }
+    for (auto & l : layers) {
+        ggml_cuda_set_device(l->config.device);
+        const size_t n = size_t(std::min(per_layer, l->n_expert));
+        for (slot_matrix & m : l->matrices) {
+            const size_t tail = ggml_row_size(m.tensor->type, 512);  // vector kernels may look beyond the last row
+            if (cudaMalloc(reinterpret_cast<void **>(&m.slots), n * m.expert_bytes + tail) != cudaSuccess) {
+                (void) cudaGetLastError();
+                m.slots = nullptr;
+                return false;
+            }
+            cudaMemset(m.slots, 0xFF, n * m.expert_bytes);
+            cudaMemset(m.slots + n * m.expert_bytes, 0, tail);
+        }
+    }
+    return true;
+}
+
+void hot_cache::free_slots() {
+    for (auto & l : layers) {
+        for (slot_matrix & m : l->matrices) {
+            if (m.slots) {
+                ggml_cuda_set_device(l->config.device);
+                cudaFree(m.slots);
+                m.slots = nullptr;
+            }
+        }
+    }
+}
+
+hot_cache * hot_cache::find(const ggml_tensor * tensor, int32_t & layer, int32_t & matrix) {
+    std::shared_lock<std::shared_mutex> lock(places_mutex);
+    const auto it = places.find(tensor);
+    if (it == places.end()) {
+        return nullptr;
+    }
+    layer = it->second.layer;
+    matrix = it->second.matrix;
+    return it->second.cache;
+}
+
+hot_cache::device_part & hot_cache::part_of(int device) {
+    for (auto & part : parts) {
+        if (part->device == device) {
+            return *part;
+        }
+    }
+    throw std::logic_error("the cache has no layers on this device");
+}
+
+void hot_cache::note(const std::string & text) {
+    if (reason.find(text) == std::string::npos) {
+        reason += (reason.empty() ? "" : "; ") + text;
+    }
+}
+
+// ---------------------------------------------------------------- steps
+
+void hot_cache::add_context(context_link * link) {
+    std::lock_guard<std::mutex> lock(mutex);
+    link->applied = log_begin + log.size();
+    contexts.push_back(link);
+}
+
+void hot_cache::remove_context(context_link * link) {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (size_t i = 0; i < layers.size(); i++) {
+        cache_layer & l = *layers[i];
+        int64_t regions, hits, misses, wait;
+        link->read_counters(int32_t(i), regions, hits, misses, wait);
+        l.regions += regions;
+        l.hits += hits;
+        l.misses += misses;
+        l.wait_ns += wait;
+    }
+    contexts.erase(std::remove(contexts.begin(), contexts.end(), link), contexts.end());
+}
+
+void hot_cache::change(int32_t layer, int32_t expert, int32_t slot) {
+    log.push_back({ layer, expert, slot });
+    if (log.size() > LOG_LIMIT) {
+        uint64_t oldest = log_begin + log.size();
+        for (const context_link * c : contexts) {
+            oldest = std::min(oldest, c->applied);
+        }
+        log.erase(log.begin(), log.begin() + ptrdiff_t(oldest - log_begin));
+        log_begin = oldest;
+    }
+}
+
+void hot_cache::publish_finished(device_part & part) {
+    for (const auto & [j, ok] : part.finished) {
+        cache_layer & l = *layers[size_t(j.layer)];
+        if (ok) {
+            l.table.publish(j.slot);
+            change(j.layer, j.expert, j.slot);
+            l.uploads++;
+        } else {
+            l.table.fail(j.slot);
+            l.upload_failures++;
+        }
+        part.in_flight--;
+    }
+    part.finished.clear();
+}
+
+void hot_cache::poison(device_part & part, int32_t layer, int32_t slot) {
+    for (const slot_matrix & m : layers[size_t(layer)]->matrices) {
+        cudaMemsetAsync(m.slots + size_t(slot) * m.expert_bytes, 0xFF, m.expert_bytes, part.stream);
+    }
+}
+
+// Moves what is planned to the uploader. The caller holds the lock and is about to begin a step.
+void hot_cache::begin_uploads(device_part & part, std::unique_lock<std::mutex> &) {
+    size_t room = SIZE_MAX;
+    if (config.uploads_per_step >= 0) {
+        // what is not copied soon is better planned anew: until then its victim is missed
+        const size_t most = 2 * layers.size() * size_t(config.uploads_per_step);
+        room = most > part.in_flight ? most - part.in_flight : 0;
+    }
+    bool any = false;
+    const size_t first = size_t(steps) % layers.size();  // so that no layer is always the last
+    for (size_t k = 0; k < layers.size() && room > 0; k++) {
+        const size_t i = (first + k) % layers.size();
+        cache_layer & l = *layers[i];
+        if (l.config.device != part.device || l.pending.empty()) {
+            continue;
+        }
+        for (const upload & u : l.pending) {
+            if (room == 0) {
+                break;
+            }
+            if (l.table.loading_in(u.slot) != slot_table::NONE || l.table.is_loading(u.expert) || l.table.slot_of(u.expert) != slot_table::NONE) {
+                continue;  // planned before something else happened
+            }
+            const int32_t victim = l.table.expert_in(u.slot);
+            l.table.begin_upload(u.slot, u.expert);
+            if (victim != slot_table::NONE) {
+                change(int32_t(i), victim, slot_table::NONE);
+                l.evictions++;
+            }
+            if (!any) {
+                any = true;
+                for (const context_link * c : contexts) {
+                    if (c->device == part.device && c->step_done) {
+                        cudaStreamWaitEvent(part.stream, c->step_done, 0);
+                    }
+                }
+            }
+            if (config.test_poison) {
+                poison(part, int32_t(i), u.slot);
+            }
+            part.queue.push_back({ int32_t(i), u.slot, u.expert });
+            part.in_flight++;
+            room--;
+        }
+        l.pending.clear();
+    }
+    if (any) {
+        part.wake.notify_one();
+    }
+}
+
+std::vector<table_change> hot_cache::begin_step(context_link * link) {
+    if (config.deterministic) {
+        link->finish_observing();
+    }
+    std::unique_lock<std::mutex> lock(mutex);
+    device_part & part = part_of(link->device);
+    publish_finished(part);
+    const bool alone = std::none_of(contexts.begin(), contexts.end(), [&](const context_link * c) { return c != link && c->device == link->device && c->in_step; });
+    if (alone && !failed) {
+        begin_uploads(part, lock);
+    }
+    if (config.deterministic) {
+        part.idle.wait(lock, [&] { return part.in_flight == part.finished.size() || stopping; });
+        publish_finished(part);
+    }
+    steps++;
+    link->in_step = true;
+    std::vector<table_change> changes(log.begin() + ptrdiff_t(link->applied - log_begin), log.end());
+    link->applied = log_begin + log.size();
+    return changes;
+}
+
+void hot_cache::end_step(context_link * link, cudaStream_t stream) {
+    std::lock_guard<std::mutex> lock(mutex);
+    cudaEventRecord(link->step_done, stream);
+    link->in_step = false;
+}
+
+void hot_cache::observe(int32_t layer, const int32_t * ids, int32_t n_tokens, int32_t top_k) {
+    uint16_t row[512];
+    if (top_k > 512) {
+        return;
+    }
+    std::lock_guard<std::mutex> lock(mutex);
+    cache_layer & l = *layers[size_t(layer)];
+    for (int32_t t = 0; t < n_tokens; t++) {
+        for (int32_t k = 0; k < top_k; k++) {
+            const int32_t e = ids[t * top_k + k];
+            if (e < 0 || e >= l.n_expert) {
+                return;
+            }
+            row[k] = uint16_t(e);
+        }
+        l.policy.observe(row, top_k, /*first_of_step=*/t == 0);
+    }
+    l.pending = l.policy.plan(l.table, n_tokens);
+}
+
+void hot_cache::add_cpu_time(int32_t layer, int64_t ns) {
+    std::lock_guard<std::mutex> lock(mutex);
+    layers[size_t(layer)]->cpu_ns += ns;
+}
+
+void hot_cache::add_bypass(phx_bypass why, int64_t n) {
+    std::lock_guard<std::mutex> lock(mutex);
+    bypassed[why] += n;
+}
+
+void hot_cache::add_lost_observation() {
+    std::lock_guard<std::mutex> lock(mutex);
+    lost++;
+}
+
+void hot_cache::fail(const std::string & why) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (!failed) {
+        failed = true;
+        note(why);
+        GGML_LOG_ERROR("hot experts: %s; every later step computes without the lanes\n", why.c_str());
+    }
+}
+
+bool hot_cache::has_failed() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return failed;
+}
+
+// ---------------------------------------------------------------- uploads
+
+cudaError_t hot_cache::copy_bytes(device_part & part, char * to, const char * from, size_t bytes, bool pinned) {
+    if (pinned) {
+        return copy_pinned(to, from, bytes, part.stream);
+    }
+    for (size_t done = 0, k = 0; done < bytes; done += RING_BYTES, k ^= 1) {
+        const size_t n = std::min(RING_BYTES, bytes - done);
+        char * chunk = part.ring + k * RING_BYTES;
+        cudaError_t error = cudaEventSynchronize(part.ring_free[k]);
+        if (error != cudaSuccess) {
+            return error;
+        }
+        memcpy(chunk, from + done, n);
+        error = cudaMemcpyAsync(to + done, chunk, n, cudaMemcpyHostToDevice, part.stream);
+        if (error != cudaSuccess) {
+            return error;
+        }
+        cudaEventRecord(part.ring_free[k], part.stream);
+    }
+    return cudaSuccess;
+}
+
+cudaError_t hot_cache::copy_expert(device_part & part, const job & j) {
+    for (const slot_matrix & m : layers[size_t(j.layer)]->matrices) {
+        const cudaError_t error = copy_bytes(part, m.slots + size_t(j.slot) * m.expert_bytes, m.host + size_t(j.expert) * m.expert_bytes, m.expert_bytes, m.pinned);
+        if (error != cudaSuccess) {
+            return error;
+        }
+    }
+    return cudaSuccess;
+}
+
+void hot_cache::upload_loop(device_part & part) {
+    ggml_cuda_set_device(part.device);
+    cudaEvent_t copied = nullptr;
+    cudaEventCreateWithFlags(&copied, cudaEventDisableTiming | cudaEventBlockingSync);
+    std::unique_lock<std::mutex> lock(mutex);
+    while (true) {
+        part.wake.wait(lock, [&] { return stopping || !part.queue.empty(); });
+        if (stopping) {
+            break;
+        }
+        std::vector<job> batch;
+        while (!part.queue.empty() && batch.size() < UPLOAD_BATCH) {
+            batch.push_back(part.queue.front());
+            part.queue.pop_front();
+        }
+        const int64_t number = upload_number;
+        upload_number += int64_t(batch.size());
+        lock.unlock();
+
+        if (config.test_upload_delay_us > 0) {
+            std::this_thread::sleep_for(std::chrono::microseconds(config.test_upload_delay_us));
+        }
+        const int64_t start = now_ns();
+        std::vector<bool> ok(batch.size());
+        size_t bytes = 0;
+        cudaError_t error = cudaSuccess;
+        for (size_t i = 0; i < batch.size(); i++) {
+            const bool is_to_fail = config.test_fail_upload > 0 && (number + int64_t(i) + 1) % config.test_fail_upload == 0;
+            const cudaError_t e = is_to_fail ? cudaErrorInvalidValue : copy_expert(part, batch[i]);
+            ok[i] = e == cudaSuccess;
+            error = e == cudaSuccess ? error : e;
+            bytes += slot_bytes_of(layers[size_t(batch[i].layer)]->config);
+        }
+        cudaEventRecord(copied, part.stream);
+        const cudaError_t waited = cudaEventSynchronize(copied);
+        if (waited != cudaSuccess) {
+            error = waited;
+            std::fill(ok.begin(), ok.end(), false);
+        }
+        if (error != cudaSuccess) {
+            (void) cudaGetLastError();
+        }
+
+        lock.lock();
+        upload_bytes += int64_t(bytes);
+        upload_ns += now_ns() - start;
+        if (error != cudaSuccess) {
+            note(std::string("an upload failed: ") + cudaGetErrorString(error));
+        }
+        for (size_t i = 0; i < batch.size(); i++) {
+            part.finished.emplace_back(batch[i], ok[i]);
+        }
+        if (part.queue.empty()) {
+            part.idle.notify_all();
+        }
+    }
+    lock.unlock();
+    cudaEventDestroy(copied);
+}
+
+// ---------------------------------------------------------------- status
+
+void hot_cache::sum_counters(int32_t i, phx_cache_layer & row) {
+    const cache_layer & l = *layers[size_t(i)];
+    row.regions = l.regions;
+    row.hits = l.hits;
+    row.misses = l.misses;
+    row.wait_ns = l.wait_ns;
+    for (context_link * c : contexts) {
+        if (c->device == l.config.device) {
+            int64_t regions, hits, misses, wait;
+            c->read_counters(i, regions, hits, misses, wait);
+            row.regions += regions;
+            row.hits += hits;
+            row.misses += misses;
+            row.wait_ns += wait;
+        }
+    }
+}
+
+void hot_cache::get_status(phx_cache_status * status, phx_cache_layer * rows) {
+    std::lock_guard<std::mutex> lock(mutex);
+    *status = {};
+    status->n_layers = int32_t(layers.size());
+    status->n_slots = n_slots;
+    status->pinned = 1;
+    status->failed = failed;
+    status->steps = steps;
+    std::copy(std::begin(bypassed), std::end(bypassed), status->bypassed);
+    status->upload_bytes = upload_bytes;
+    status->upload_ns = upload_ns;
+    status->observations_lost = lost;
+    snprintf(status->reason, sizeof(status->reason), "%s", reason.c_str());
+    for (size_t i = 0; i < layers.size(); i++) {
+        const cache_layer & l = *layers[i];
+        status->pinned = status->pinned && l.matrices[0].pinned;
+        if (!rows) {
+            continue;
+        }
+        phx_cache_layer & row = rows[i];
+        row = {};
+        row.layer = l.config.layer;
+        row.device = l.config.device;
+        row.n_expert = l.n_expert;
+        row.n_slots = l.table.n_slots();
+        row.has_lanes = l.has_lanes;
+        row.slot_bytes = uint64_t(l.table.n_slots()) * slot_bytes_of(l.config);
+        row.uploads = l.uploads;
+        row.upload_failures = l.upload_failures;
+        row.evictions = l.evictions;
+        row.cpu_ns = l.cpu_ns;
+        sum_counters(int32_t(i), row);
+    }
+}
+
+void hot_cache::reset_stats() {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (size_t i = 0; i < layers.size(); i++) {
+        cache_layer & l = *layers[i];
+        phx_cache_layer row = {};
+        sum_counters(int32_t(i), row);
+        l.regions -= row.regions;
+        l.hits -= row.hits;
+        l.misses -= row.misses;
+        l.wait_ns -= row.wait_ns;
+        l.uploads = l.upload_failures = l.evictions = l.cpu_ns = 0;
+    }
+    steps = upload_bytes = upload_ns = lost = 0;
+    std::fill(std::begin(bypassed), std::end(bypassed), 0);
+}
+
+void hot_cache::get_residency(int32_t layer, int32_t * experts) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const cache_layer & l = *layers.at(size_t(layer));
+    for (int32_t s = 0; s < l.table.n_slots(); s++) {
+        experts[s] = l.table.expert_in(s);
+    }
+}
+
+bool hot_cache::take_error(std::string & message) {
+    uint32_t layer = 0;
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        for (context_link * c : contexts) {
+            layer = std::max(layer, c->error_layer());
+        }
+    }
+    if (layer) {
+        fail("the CPU lane did not answer within " + std::to_string(config.lane_timeout_ms) + " ms in layer " +
+             std::to_string(layers.at(layer - 1)->config.layer));
+    }
+    std::lock_guard<std::mutex> lock(mutex);
+    if (!failed || error_taken) {
+        return false;
+    }
+    error_taken = true;
+    message = reason;
+    return true;
+}
+
+void hot_cache::set_residency(int32_t layer, const int32_t * experts, int32_t n) {
+    std::unique_lock<std::mutex> lock(mutex);
+    cache_layer & l = *layers.at(size_t(layer));
+    device_part & part = part_of(l.config.device);
+    if (n < 0 || n > l.table.n_slots()) {
+        throw std::runtime_error("more experts than slots");
+    }
+    part.idle.wait(lock, [&] { return part.in_flight == part.finished.size() || stopping; });
+    publish_finished(part);
+    ggml_cuda_set_device(part.device);
+    check(cudaDeviceSynchronize(), "cannot wait for the device");
+    l.pending.clear();
+    for (int32_t s = 0; s < l.table.n_slots(); s++) {
+        const int32_t e = l.table.expert_in(s);
+        if (e != slot_table::NONE) {
+            l.table.evict(s);
+            change(layer, e, slot_table::NONE);
+        }
+        if (config.test_poison) {
+            poison(part, layer, s);
+        }
+    }
+    for (int32_t i = 0; i < n; i++) {
+        if (experts[i] < 0 || experts[i] >= l.n_expert || l.table.slot_of(experts[i]) != slot_table::NONE) {
+            throw std::runtime_error("an expert that is not there, or twice");
+        }
+        l.table.begin_upload(i, experts[i]);
+        check(copy_expert(part, { layer, i, experts[i] }), "cannot copy an expert");
+        check(cudaStreamSynchronize(part.stream), "cannot copy an expert");
+        l.table.publish(i);
+        change(layer, experts[i], i);
+    }
+    check(cudaStreamSynchronize(part.stream), "cannot overwrite a slot");
+}
+
+int64_t hot_cache::verify_slots() {
+    std::lock_guard<std::mutex> lock(mutex);
+    int64_t different = 0;
+    std::vector<char> bytes;
+    for (auto & l : layers) {
+        l->table.check();
+        ggml_cuda_set_device(l->config.device);
+        for (int32_t s = 0; s < l->table.n_slots(); s++) {
+            const int32_t e = l->table.expert_in(s);
+            for (const slot_matrix & m : l->matrices) {
+                if (e == slot_table::NONE) {
+                    continue;
+                }
+                bytes.resize(m.expert_bytes);
+                check(cudaMemcpy(bytes.data(), m.slots + size_t(s) * m.expert_bytes, m.expert_bytes, cudaMemcpyDeviceToHost), "cannot read a slot");
+                different += memcmp(bytes.data(), m.host + size_t(e) * m.expert_bytes, m.expert_bytes) != 0;
+            }
+        }
+    }
+    return different;
+}
+
+// ---------------------------------------------------------------- api
+
+namespace {
+
+hot_cache * of(cache * c) {
+    return reinterpret_cast<hot_cache *>(c);
+}
+
+void write(const std::string & text, char * message, size_t cap) {
+    snprintf(message, cap, "%s", text.c_str());
+}
+
+// 1, or 0 with the message of what was thrown.
+template <typename F> int32_t attempt(char * message, size_t cap, F && body) {
+    try {
+        body();
+        return 1;
+    } catch (const std::exception & e) {
+        write(e.what(), message, cap);
+        return 0;
+    }
+}
+
+cache * cache_new(const phx_cache_config * config, const layer_config * layers, int32_t n_layers, char * message, size_t cap) {
+    hot_cache * made = nullptr;
+    attempt(message, cap, [&] { made = new hot_cache(*config, layers, n_layers); });
+    return reinterpret_cast<cache *>(made);
+}
+
+void cache_free(cache * c) {
+    delete of(c);
+}
+
+int32_t get_status(cache * c, phx_cache_status * status, phx_cache_layer * layers, char * message, size_t cap) {
+    return attempt(message, cap, [&] { of(c)->get_status(status, layers); });
+}
+
+void reset_stats(cache * c) {
+    of(c)->reset_stats();
+}
+
+int32_t get_residency(cache * c, int32_t index, int32_t * experts, char * message, size_t cap) {
+    return attempt(message, cap, [&] { of(c)->get_residency(index, experts); });
+}
+
+int32_t set_residency(cache * c, int32_t index, const int32_t * experts, int32_t n, char * message, size_t cap) {
+    return attempt(message, cap, [&] { of(c)->set_residency(index, experts, n); });
+}
+
+int32_t verify(cache * c, int64_t * n_different, char * message, size_t cap) {
+    return attempt(message, cap, [&] { *n_different = of(c)->verify_slots(); });
+}
+
+int32_t take_error(cache * c, char * message, size_t cap) {
+    std::string text;
+    const bool failed = of(c)->take_error(text);
+    write(text, message, cap);
+    return failed;
+}
+
+const api API = { hot_buffer_type, cache_new, cache_free, get_status, reset_stats, get_residency, set_residency, verify, take_error };
+
+}  // namespace
+
+const api * cache_api() {
+    return &API;
+}
+
+}  // namespace hx

@@ -1,0 +1,176 @@
+// The cache of one model: which experts are in the VRAM slots of its layers, and how they get there.
+//
+// Threads: a step of a context begins and ends on the thread that computes; lane threads observe routing; one uploader for
+// each device copies. `mutex` guards everything that they share.
+//
+// Why a kernel never reads a slot that is not what its table says
+//   * Each context has its own copy of the slot tables on the GPU. It is brought up to date only in begin_step, on the
+//     context's own stream, so it is constant during a step.
+//   * An upload begins in begin_step of some context: the victim is unpublished, in that context's table at once, in every
+//     other context's at its next begin_step. Uploads are not begun while another context of the device is between
+//     begin_step and end_step, and the copy stream first waits for the last step of every context. So all steps that could
+//     read the victim are over before its slot is written.
+//   * An expert is published only after its copy is complete.
+#pragma once
+
+#include "cold_lane.h"
+#include "hot_api.h"
+#include "policy.h"
+#include "slots.h"
+
+#include <cuda_runtime.h>
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace hx {
+
+// One weight matrix of a layer: on the host, and its slots.
+struct slot_matrix {
+    const ggml_tensor * tensor = nullptr;
+    const char * host = nullptr;    // expert 0
+    size_t expert_bytes = 0;        // also the distance of two slots
+    char * slots = nullptr;         // device
+    bool pinned = false;
+};
+
+struct cache_layer {
+    cache_layer(const layer_config & config, const policy_config & policy, int32_t n_slots);
+
+    layer_config config;
+    int32_t n_expert;
+    std::vector<slot_matrix> matrices;  // gate (if any), up, down
+    bool has_lanes = false;
+    cold_layer cold = {};               // valid if has_lanes
+    slot_table table;
+    layer_policy policy;
+    std::vector<upload> pending;        // planned, not begun
+    int64_t uploads = 0;
+    int64_t upload_failures = 0;
+    int64_t evictions = 0;
+    int64_t cpu_ns = 0;
+    int64_t regions = 0, hits = 0, misses = 0, wait_ns = 0;  // of contexts that were freed, minus what reset_stats forgot
+};
+
+struct table_change {
+    int32_t layer;
+    int32_t expert;
+    int32_t slot;       // -1 = unpublished
+};
+
+// What the cache knows of a context. Its owner is the context (hot_context.h).
+struct context_link {
+    int device = 0;
+    cudaEvent_t step_done = nullptr;   // recorded by end_step
+    bool in_step = false;
+    uint64_t applied = 0;              // changes that its table has
+    virtual void read_counters(int32_t layer, int64_t & regions, int64_t & hits, int64_t & misses, int64_t & wait_ns) = 0;
+    virtual uint32_t error_layer() = 0;     // layer + 1 whose CPU lane did not answer, 0 = none
+    virtual void finish_observing() = 0;    // returns when the lane thread has seen all steps that are complete
+    virtual ~context_link() = default;
+};
+
+class hot_cache {
+  public:
+    // Throws std::runtime_error if it cannot be had.
+    hot_cache(const phx_cache_config & config, const layer_config * layers, int32_t n_layers);
+    ~hot_cache();
+    hot_cache(const hot_cache &) = delete;
+    hot_cache & operator=(const hot_cache &) = delete;
+
+    // The cache that a tensor belongs to, and its place in it. NULL if it is in none.
+    static hot_cache * find(const ggml_tensor * tensor, int32_t & layer, int32_t & matrix);
+
+    const phx_cache_config config;
+    std::vector<std::unique_ptr<cache_layer>> layers;
+    int32_t n_slots = 0;               // of the layer with the most
+    int32_t n_expert_max = 0;
+    int64_t n_embd_max = 0;
+
+    void add_context(context_link * link);
+    void remove_context(context_link * link);
+
+    // The changes that the context's table needs for the step that begins.
+    std::vector<table_change> begin_step(context_link * link);
+    void end_step(context_link * link, cudaStream_t stream);
+
+    // Tokens of one layer: ids [n_tokens][top_k].
+    void observe(int32_t layer, const int32_t * ids, int32_t n_tokens, int32_t top_k);
+    void add_cpu_time(int32_t layer, int64_t ns);
+    void add_bypass(phx_bypass reason, int64_t n);
+    void add_lost_observation();
+
+    // The lanes are given up: every later step takes the staged path.
+    void fail(const std::string & reason);
+    bool has_failed();
+
+    void get_status(phx_cache_status * status, phx_cache_layer * rows);
+    void reset_stats();
+    void get_residency(int32_t layer, int32_t * experts);
+    bool take_error(std::string & message);
+    void set_residency(int32_t layer, const int32_t * experts, int32_t n);
+    int64_t verify_slots();
+
+  private:
+    struct job {
+        int32_t layer;
+        int32_t slot;
+        int32_t expert;
+    };
+    struct device_part {
+        int device;
+        cudaStream_t stream = nullptr;
+        std::thread uploader;
+        std::deque<job> queue;
+        size_t in_flight = 0;           // begun and not published
+        std::vector<std::pair<job, bool>> finished;
+        std::condition_variable wake;   // of the uploader
+        std::condition_variable idle;   // nothing queued, nothing being copied
+        char * ring = nullptr;          // pinned, for weights that are not
+        cudaEvent_t ring_free[2] = {};
+    };
+
+    void make_parts();
+    void free_parts();
+    void allocate_slots(int32_t wanted);
+    bool try_allocate(int32_t per_layer);
+    void free_slots();
+    device_part & part_of(int device);
+    void begin_uploads(device_part & part, std::unique_lock<std::mutex> & lock);
+    void publish_finished(device_part & part);
+    void upload_loop(device_part & part);
+    cudaError_t copy_expert(device_part & part, const job & j);
+    cudaError_t copy_bytes(device_part & part, char * to, const char * from, size_t bytes, bool pinned);
+    void change(int32_t layer, int32_t expert, int32_t slot);
+    void poison(device_part & part, int32_t layer, int32_t slot);
+    void sum_counters(int32_t layer, phx_cache_layer & row);
+    void note(const std::string & reason);
+
+    std::mutex mutex;
+    std::vector<std::unique_ptr<device_part>> parts;
+    std::vector<context_link *> contexts;
+    std::deque<table_change> log;
+    uint64_t log_begin = 0;             // number of the first change in `log`
+    bool stopping = false;
+    bool failed = false;
+    bool error_taken = false;
+    std::string reason;
+    int64_t steps = 0;
+    int64_t bypassed[PHX_BYPASS_COUNT] = {};
+    int64_t upload_bytes = 0;
+    int64_t upload_ns = 0;
+    int64_t lost = 0;
+    int64_t upload_number = 0;
+};
+
+// Copies from host memory that may lie in several registered pieces.
+cudaError_t copy_pinned(char * to, const char * from, size_t bytes, cudaStream_t stream);
+
+const api * cache_api();
+
+}  // namespace hx

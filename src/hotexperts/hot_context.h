@@ -1,0 +1,127 @@
+// One CUDA backend context that computes layers of the cache: what it does with each node of a graph, its mailbox, and the
+// thread that answers it.
+//
+// Of a graph, each matrix product with expert weights of ours takes one of two paths:
+//   lanes    a whole region gate, up, SwiGLU, down of few tokens: dispatch, GPU lane over the slots, CPU lane over the
+//            missed rows, collect
+//   staged   any product: the experts are brought into VRAM, then upstream's own kernel runs
+//              gather   the experts that are needed, by a kernel that reads pinned memory and slots
+//              stream   all experts, by copies that run ahead of the computation (large batches)
+//              host     the experts that are needed, by copies from pageable memory: the CPU has to read the ids first
+#pragma once
+
+#include "hot_cache.h"
+#include "hot_hooks.h"
+#include "hot_kernels.h"
+
+#include "common.cuh"
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+namespace hx {
+
+enum class path { lanes, gather, stream, host };
+
+struct action {
+    path how;
+    int32_t layer = -1;             // index in the cache, -1 = the tensor is in no cache
+    int32_t matrix = 0;
+    bool is_first = false;          // of the products with these ids: the selection is posted
+    bool needs_mark = false;        // the used experts are not known from the product before
+    std::vector<ggml_tensor *> nodes;  // the product, or of the lanes: gate, up, glu, down
+    int n_nodes = 1;                // of the graph, those in between included
+};
+
+struct expected_post {
+    int32_t layer;
+    bool has_lanes;                 // the GPU waits for an answer
+};
+
+struct graph_plan {
+    std::unordered_map<const ggml_tensor *, action> actions;  // by first node
+    std::vector<const action *> streams;                      // in order
+    std::vector<expected_post> posts;
+    int64_t bypassed[PHX_BYPASS_COUNT] = {};
+    size_t scratch_bytes = 0;       // largest staged tensor
+    int32_t n_expert_max = 0;
+};
+
+class hot_context : public context_link {
+  public:
+    explicit hot_context(ggml_backend_cuda_context & ctx);
+    ~hot_context() override;
+
+    bool begin(const ggml_cgraph * cgraph);
+    void end();
+    int compute(const ggml_cgraph * cgraph, int i, mul_mat_id_fn upstream);
+    bool blocks_cuda_graph() const { return blocks; }
+
+    void read_counters(int32_t layer, int64_t & regions, int64_t & hits, int64_t & misses, int64_t & wait_ns) override;
+    uint32_t error_layer() override;
+    void finish_observing() override;
+
+  private:
+    void make_plan(const ggml_cgraph * cgraph);
+    bool match_lanes(const ggml_cgraph * cgraph, int i, action & a, phx_bypass & why);
+    bool attach(hot_cache * c);
+    bool reserve_scratch();
+    void apply(const std::vector<table_change> & changes);
+
+    void run_lanes(const action & a);
+    void run_gpu_lane(const action & a, int32_t top_k, int32_t n_tokens);
+    void run_staged(const action & a, mul_mat_id_fn upstream);
+    void gather(const action & a, char * scratch, size_t stride);
+    void copy_from_host(const action & a, char * scratch, size_t stride);
+    void begin_stream(size_t index);
+    region_shape shape_of(const action & a, const ggml_tensor * first) const;
+    const slot_matrix * matrix_of(const action & a) const;
+
+    struct step_job {
+        uint32_t step;
+        std::vector<expected_post> posts;
+    };
+    void lane_loop();
+    bool answer(cold_lane & lane, uint32_t step, const expected_post & p);
+
+    ggml_backend_cuda_context & ctx;
+    hot_cache * cache = nullptr;
+
+    // the plan of the graph that is being computed
+    std::shared_ptr<graph_plan> plan;
+    uint64_t plan_uid = 0;
+    bool saw_failure = false;
+    bool blocks = false;
+    bool active = false;            // between begin and end, with something to do
+
+    mailbox mail = {};
+    uint32_t step = 0;
+    std::vector<int32_t> tables;    // as on the device
+    int32_t * used = nullptr;       // device, [n_expert_max]
+    int32_t used_size = 0;
+
+    char * scratch[2] = {};         // device
+    size_t scratch_bytes = 0;
+    cudaStream_t copy_stream = nullptr;
+    cudaEvent_t copied[2] = {};
+    cudaEvent_t consumed[2] = {};
+    cudaEvent_t started = nullptr;
+    size_t stream_position = 0;
+
+    std::thread lane_thread;
+    std::mutex jobs_mutex;
+    std::condition_variable jobs_wake;
+    std::condition_variable jobs_done;
+    std::deque<step_job> jobs;
+    bool is_answering = false;
+    std::atomic<bool> stopping{ false };
+    std::atomic<uint32_t> jobs_pushed{ 0 };
+};
+
+}  // namespace hx
