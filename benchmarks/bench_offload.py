@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from typing import Any
 import pyhotexperts as phx
 from provenance import provenance
 
+BUILDS = ("pyhotexperts", "unpatched")
 SEGMENT = 1024  # consecutive ids that belong together in a geometry model
 
 
@@ -41,7 +43,7 @@ def vram_used() -> int:
 
 def cache_figures(model: phx.Model, n_gen: int) -> dict[str, Any]:
     """What the hot-expert cache did while tokens were generated."""
-    status = model.cache.status
+    status = model.cache.status  # (the unpatched build has it too: only the CUDA backend differs)
     if not status.active:
         return {}
     per_token = 1 / max(1, n_gen)
@@ -77,17 +79,18 @@ def run_one(a: argparse.Namespace, mode: str, repetition: int) -> dict[str, Any]
         def ids(start: int, n: int) -> list[int]:
             return [(start + i) % model.info.n_vocab for i in range(n)]
 
-        # a segment before those that are timed: kernels are loaded, pages are read
-        model.eval(ids(0, a.ubatch if a.prompt >= a.ubatch else 16))
-        for token in ids(a.ubatch, 4):
-            model.eval([token])
+        if not a.cold:  # a segment before those that are timed: kernels are loaded, pages are read
+            model.eval(ids(0, a.ubatch if a.prompt >= a.ubatch else 16))
+            for token in ids(a.ubatch, 16):
+                model.eval([token])
+            model.reset()
 
-        model.reset()
         start = SEGMENT * (4 + repetition * (1 + -(-(a.prompt + a.generate) // SEGMENT)))
         mark = time.perf_counter()
         model.eval(ids(start, a.prompt))
         prompt_seconds = time.perf_counter() - mark
-        model.cache.reset_stats()
+        if model.cache.status.active:
+            model.cache.reset_stats()
         steps = []
         for token in ids(start + a.prompt, a.generate):
             mark = time.perf_counter()
@@ -95,6 +98,8 @@ def run_one(a: argparse.Namespace, mode: str, repetition: int) -> dict[str, Any]
             steps.append(time.perf_counter() - mark)
         return {
             "offload_mode": mode,
+            "build": a.build,
+            "warm": not a.cold,
             "load_mode": a.load_mode,
             "repetition": repetition,
             "model": Path(a.model).name,
@@ -122,23 +127,55 @@ def main() -> None:
     parser.add_argument("-n", "--generate", type=int, default=64, help="generated tokens; default: 64")
     parser.add_argument("-r", "--repetitions", type=int, default=3, help="default: 3")
     parser.add_argument("-ub", "--ubatch", type=int, default=512, help="micro-batch; default: 512")
-    parser.add_argument("-t", "--threads", type=int, help="CPU threads; default: physical cores")
-    parser.add_argument("-lm", "--load-mode", default="mmap", help="mmap, copy or direct_io; default: mmap")
-    parser.add_argument("--in-process", nargs=2, metavar=("MODE", "REPETITION"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "-t", "--threads", type=int, nargs="+", help="CPU threads, each is tried; default: physical cores"
+    )
+    parser.add_argument("-lm", "--load-mode", nargs="+", default=["mmap"], help="mmap, copy, direct_io; default: mmap")
+    parser.add_argument("--cold", action="store_true", help="no warm-up: the first tokens of a process are timed")
+    parser.add_argument(
+        "--unpatched", metavar="DIR", help="a folder that holds this package built without the patch queue"
+    )
+    parser.add_argument(
+        "--builds",
+        nargs="+",
+        choices=BUILDS,
+        help="which build runs; default: modes without a cache on the unpatched one, if given",
+    )
+    parser.add_argument("--in-process", nargs=5, help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.in_process:
-        print(json.dumps(run_one(a, a.in_process[0], int(a.in_process[1]))))
+        mode, repetition, threads, a.load_mode, a.build = a.in_process
+        a.threads = int(threads) or None
+        print(json.dumps(run_one(a, mode, int(repetition))))
         return
     for mode in a.modes:
         offload_mode(mode)
+    if a.builds and "unpatched" in a.builds and not a.unpatched:
+        parser.error("--builds unpatched needs --unpatched DIR")
+    rows = [row for mode in a.modes for row in variants(a, mode)]
     for repetition in range(a.repetitions):
-        shift = repetition % len(a.modes)
-        for mode in a.modes[shift:] + a.modes[:shift]:
-            command = [sys.executable, __file__, *sys.argv[1:], "--in-process", mode, str(repetition)]
-            run = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        shift = repetition % len(rows)
+        for mode, threads, load_mode, build in rows[shift:] + rows[:shift]:
+            inner = ["--in-process", mode, str(repetition), str(threads), load_mode, build]
+            env = {**os.environ, **({"PYTHONPATH": a.unpatched} if build == "unpatched" else {})}
+            run = subprocess.run(
+                [sys.executable, __file__, *sys.argv[1:], *inner], stdout=subprocess.PIPE, text=True, env=env
+            )
             if run.returncode:
                 sys.exit(f"{mode}, repetition {repetition}: failed, see above; the lines so far are complete")
             print(run.stdout.strip(), flush=True)
+
+
+def variants(a: argparse.Namespace, mode: str) -> list[tuple[str, int, str, str]]:
+    """The mode with every number of threads and load mode, on each build: (mode, threads, load mode, build)."""
+    threads = [0] if mode == "full_gpu" else a.threads or [0]
+    builds = a.builds or ["unpatched" if a.unpatched and not mode.startswith("hot_experts") else "pyhotexperts"]
+    return [
+        (mode, t, lm, b)
+        for t in threads
+        for lm in (a.load_mode[:1] if mode == "full_gpu" else a.load_mode)
+        for b in builds
+    ]
 
 
 if __name__ == "__main__":

@@ -266,8 +266,8 @@ void hot_context::make_plan(const ggml_cgraph * cgraph) {
     std::set<std::pair<int32_t, const ggml_tensor *>> counted;
     for (int i = 0; i < cgraph->n_nodes; i++) {
         ggml_tensor * node = cgraph->nodes[i];
-        if (!is_ours(node) || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) {
-            continue;
+        if (!is_ours(node) || ggml_is_empty(node) || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) {
+            continue;  // upstream skips what is empty: the last layer of a batch whose logits nobody wants
         }
         const ggml_tensor * w = node->src[0];
         const ggml_tensor * ids = node->src[2];
@@ -522,13 +522,26 @@ void hot_context::lane_loop() {
     jobs_done.notify_all();
 }
 
+// Whether the GPU has posted for a later step than the one that is being answered: then no more posts of this one come.
+bool hot_context::has_next_step_begun() {
+    std::lock_guard<std::mutex> lock(jobs_mutex);
+    if (jobs.empty() || jobs.front().posts.empty()) {
+        return false;
+    }
+    const step_job & next = jobs.front();
+    return int32_t(__atomic_load_n(&mail.posts[next.posts[0].layer].seq, __ATOMIC_ACQUIRE) - next.step) >= 0;
+}
+
 // Waits for one post of a step, computes its missed rows and lets the policy see it. false: stop.
 bool hot_context::answer(cold_lane & lane, uint32_t number, const expected_post & expected) {
     post & p = mail.posts[expected.layer];
     const auto seq = [&] { return __atomic_load_n(&p.seq, __ATOMIC_ACQUIRE); };
     const auto start = clock::now();
+    if (cache->config.test_stop_lane) {
+        return false;
+    }
     for (uint32_t spins = 0; int32_t(seq() - number) < 0; spins++) {
-        if (stopping || cache->config.test_stop_lane) {
+        if (stopping || (spins % 1024 == 1023 && has_next_step_begun())) {
             return false;
         }
         if (!expected.has_lanes) {

@@ -88,6 +88,7 @@ class hot_context : public context_link {
         std::vector<expected_post> posts;
     };
     void lane_loop();
+    bool has_next_step_begun();
     bool answer(cold_lane & lane, uint32_t step, const expected_post & p);
 
     ggml_backend_cuda_context & ctx;

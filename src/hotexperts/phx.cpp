@@ -33,6 +33,7 @@ bool on_progress(float fraction, void * user_data) {
 struct routing_record {
     std::map<int32_t, std::vector<uint16_t>> layers;  // layer -> [n_tokens][top_k]
     int32_t top_k = 0;
+    size_t n_expected = 0;  // tokens after the decode that runs: a layer with a second set of experts delivers more
 };
 
 struct phx_context {
@@ -57,6 +58,9 @@ bool on_eval(ggml_tensor * tensor, bool ask, void * user_data) {
     }
     auto * record = static_cast<routing_record *>(user_data);
     std::vector<uint16_t> & out = record->layers[atoi(tensor->name + strlen(prefix))];
+    if ((out.size() + size_t(ggml_nelements(tensor))) > record->n_expected * size_t(tensor->ne[0])) {
+        return true;
+    }
     record->top_k = int32_t(tensor->ne[0]);
     std::vector<int32_t> row(size_t(tensor->ne[0]));
     for (int64_t t = 0; t < tensor->ne[1]; t++) {
@@ -111,6 +115,7 @@ void decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t output
     batch.pos = positions.data();
     batch.logits = wanted.data();
 
+    ctx->routing.n_expected = size_t(ctx->n_past) + size_t(n);
     phx::log_capture log;
     const int32_t result = llama_decode(ctx->llama, batch);
     try {

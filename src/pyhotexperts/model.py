@@ -356,7 +356,7 @@ class Model:
             bos = self._info.token_bos if self._info.add_bos else -1
             return scoring.perplexity(ids, n_ctx, max_chunks, bos, lambda chunk: self._context.nll(chunk, n_ctx // 2))
 
-    def routing(self, text: Prompt) -> Routing:
+    def record_routing(self, text: Prompt) -> Routing:
         """Which experts each token of a text selects, on whatever device the layers run.
 
         Evaluates the text once more in a context of its own: slower than generation.

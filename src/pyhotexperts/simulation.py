@@ -66,7 +66,7 @@ def simulate_cache(
     Parameters
     ----------
     routing
-        What `Model.routing` recorded.
+        What `Model.record_routing` recorded.
     slots
         Experts that fit into VRAM, per layer.
     policy
@@ -89,7 +89,7 @@ def simulate_cache(
         If a parameter is out of range.
     """
     if not isinstance(routing, Routing):
-        raise ConfigError(f"routing must be what Model.routing returns, not {type(routing).__name__}")
+        raise ConfigError(f"routing must be what Model.record_routing returns, not {type(routing).__name__}")
     n_tokens, n_layers, top_k = routing.experts.shape
     ffi = _ffi.ffi
     params = ffi.new("phx_simulation_params *")

@@ -33,6 +33,8 @@
 #include <thread>
 #include <vector>
 
+#include <unistd.h>
+
 static const hx::api * api;
 static ggml_backend_dev_t cuda_device;
 static std::mt19937 rng(7);
@@ -41,7 +43,7 @@ static long compared = 0;
 [[noreturn]] static void fail(const std::string & what) {
     printf("FAILED: %s\n", what.c_str());
     fflush(stdout);
-    exit(1);
+    _exit(1);  // without the destructors of CUDA's static objects
 }
 
 static void require(bool ok, const std::string & what) {
@@ -344,6 +346,9 @@ static void case_staged() {
                 cache.set({ 6, 1, 3 });
                 backend_handle backend;
                 for (const int64_t n_tokens : { 1, 9, 33, 63, 500 }) {
+                    if (bypass == 64 && n_tokens == 1) {
+                        continue;  // the lanes: the other cases
+                    }
                     region hot(backend.b, s, l.hot, n_tokens);
                     region gpu(backend.b, s, l.gpu, n_tokens);
                     for (int repeat = 0; repeat < 4; repeat++) {  // eager, captured, replayed

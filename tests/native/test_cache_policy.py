@@ -187,7 +187,7 @@ def test_everything_hits_once_everything_is_resident() -> None:
 
 
 def test_a_replay_gives_the_same_again(model: phx.Model) -> None:
-    routing = model.routing("def main():\n    return 0\n" * 20)
+    routing = model.record_routing("def main():\n    return 0\n" * 20)
     results = [phx.simulate_cache(routing, slots=16, policy=p) for p in ("decay", "decay", "window", "window")]
     for a, b in (results[:2], results[2:]):
         np.testing.assert_array_equal(a.hits, b.hits)

@@ -24,7 +24,8 @@ def test_the_reason_is_logged_and_in_the_status(caplog: pytest.LogCaptureFixture
         assert model.generate("The harbour", max_tokens=3).tokens
         model.cache.reset_stats()
         assert model.cache.residency().shape == (0, 0)
-    assert status.requested and not status.active
+    assert status.requested
+    assert not status.active
     assert "needs a GPU" in status.reason
     assert "not active" in str(status)
     assert (status.slots, status.hit_rate, status.hits.dtype) == (0, 0.0, np.int64)
@@ -42,5 +43,6 @@ def test_strict_refuses() -> None:
 def test_nobody_asked_for_it(offload: phx.Offload | str) -> None:
     with phx.Model(offload=offload) as model:
         status = model.cache.status
-    assert not status.requested and not status.active
+    assert not status.requested
+    assert not status.active
     assert status.reason

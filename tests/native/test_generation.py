@@ -205,7 +205,7 @@ def test_a_closed_model_says_so() -> None:
         lambda: model.eval([1]),
         lambda: model.logits,
         lambda: model.n_past,
-        lambda: model.routing(PROMPT),
+        lambda: model.record_routing(PROMPT),
         lambda: model.metadata("general.name"),
         model.reset,
         model.__enter__,

@@ -82,7 +82,7 @@ def test_a_model_without_tokenizer_takes_tokens_alone(dense: phx.Model) -> None:
 
 def test_a_dense_model_has_no_routing(dense: phx.Model) -> None:
     with pytest.raises(phx.UnavailableError, match="no routed experts"):
-        dense.routing([1, 2])
+        dense.record_routing([1, 2])
 
 
 def test_a_dense_model_takes_the_offload_modes_of_this_machine(dense: phx.Model) -> None:

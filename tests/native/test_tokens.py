@@ -92,7 +92,7 @@ def test_perplexity_scores_the_second_half_of_each_chunk(model: phx.Model) -> No
 
 def test_routing_tells_the_experts_of_every_token(model: phx.Model) -> None:
     text = "def main():\n    return 0\n" * 90
-    routing = model.routing(text)
+    routing = model.record_routing(text)
     n_tokens = len(model.tokenize(text))
     assert n_tokens > 512  # more than one micro-batch
     assert routing.layers == (0, 1, 2, 3, 4, 5)
@@ -101,7 +101,7 @@ def test_routing_tells_the_experts_of_every_token(model: phx.Model) -> None:
     assert routing.experts.max() < 64
     assert all(len(set(row)) == 8 for row in routing.experts.reshape(-1, 8).tolist())
     assert routing.counts().sum(axis=1).tolist() == [8 * n_tokens] * 6
-    np.testing.assert_array_equal(model.routing(text).experts, routing.experts)
+    np.testing.assert_array_equal(model.record_routing(text).experts, routing.experts)
 
 
 def test_routing_agrees_with_the_trace_of_training(model: phx.Model, texts) -> None:  # type: ignore[no-untyped-def]
@@ -109,7 +109,7 @@ def test_routing_agrees_with_the_trace_of_training(model: phx.Model, texts) -> N
     domain = trace["domains"].tolist().index("prose")
     tokens = trace["tokens"][domain][:1024].tolist()
     recorded = trace["ids"][domain][:1024]
-    ours = model.routing(tokens).experts
+    ours = model.record_routing(tokens).experts
     same = np.mean(
         [len(set(a) & set(b)) / 8 for a, b in zip(recorded.reshape(-1, 8), ours.reshape(-1, 8), strict=True)]
     )

@@ -49,7 +49,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
             results.append(generate.show(stream))
             if model.info.n_expert:
                 tokens = model.tokenize(prompt) + list(results[-1].tokens)
-                routings.append(model.routing(tokens[: model.n_ctx]))
+                routings.append(model.record_routing(tokens[: model.n_ctx]))
         print("-" * 72)
         print("\n".join(speed_table(results)))
         if routings:
