@@ -29,8 +29,9 @@ struct device_object {
 
 struct hot_buffer {
     void * base = nullptr;
+    size_t size = 0;
     size_t mapped = 0;  // bytes of our own mapping, 0 = the memory is the caller's
-    std::unique_ptr<pinned_range> pin = std::make_unique<pinned_range>();
+    std::unique_ptr<pinned_range> pin;  // NULL = not tried yet
 
     ~hot_buffer() {
         pin.reset();  // before the memory goes
@@ -92,11 +93,8 @@ const ggml_backend_buffer_i BUFFER = {
     /* .reset         = */ nullptr,
 };
 
-ggml_backend_buffer_t make_buffer(device_object * object, std::unique_ptr<hot_buffer> b, size_t size, bool read_only) {
-    b->pin->pin(b->base, size, read_only);
-    if (!b->pin->is_pinned()) {
-        GGML_LOG_WARN("%s: expert weights are not pinned, so copies to the GPU are slow: %s\n", object->name.c_str(), b->pin->reason().c_str());
-    }
+ggml_backend_buffer_t make_buffer(device_object * object, std::unique_ptr<hot_buffer> b, size_t size) {
+    b->size = size;
     return ggml_backend_buffer_init(&object->buft, BUFFER, b.release(), size);
 }
 
@@ -125,7 +123,7 @@ ggml_backend_buffer_t type_alloc_buffer(ggml_backend_buffer_type_t buft, size_t 
     auto b = std::make_unique<hot_buffer>();
     b->base = begin + skip;
     b->mapped = rounded;
-    return make_buffer(static_cast<device_object *>(buft->context), std::move(b), size, /*read_only=*/false);
+    return make_buffer(static_cast<device_object *>(buft->context), std::move(b), size);
 }
 
 size_t type_get_alignment(ggml_backend_buffer_type_t) {
@@ -180,7 +178,7 @@ ggml_backend_buffer_type_t dev_get_buffer_type(ggml_backend_dev_t dev) {
 ggml_backend_buffer_t dev_buffer_from_host_ptr(ggml_backend_dev_t dev, void * ptr, size_t size, size_t) {
     auto b = std::make_unique<hot_buffer>();
     b->base = ptr;
-    return make_buffer(object_of(dev), std::move(b), size, /*read_only=*/true);
+    return make_buffer(object_of(dev), std::move(b), size);
 }
 
 bool dev_supports_op(ggml_backend_dev_t, const ggml_tensor *) {
@@ -223,8 +221,8 @@ const std::vector<std::unique_ptr<device_object>> & objects() {
     return all;
 }
 
-const hot_buffer * buffer_of(ggml_backend_buffer_t buffer) {
-    return buffer && hot_buffer_device(buffer->buft) >= 0 ? static_cast<const hot_buffer *>(buffer->context) : nullptr;
+hot_buffer * buffer_of(ggml_backend_buffer_t buffer) {
+    return buffer && hot_buffer_device(buffer->buft) >= 0 ? static_cast<hot_buffer *>(buffer->context) : nullptr;
 }
 
 }  // namespace
@@ -237,14 +235,23 @@ int hot_buffer_device(ggml_backend_buffer_type_t buft) {
     return buft && buft->iface.get_name == type_get_name ? static_cast<device_object *>(buft->context)->device : -1;
 }
 
+void hot_buffer_pin(ggml_backend_buffer_t buffer) {
+    hot_buffer * b = buffer_of(buffer);
+    if (!b || b->pin) {
+        return;
+    }
+    b->pin = std::make_unique<pinned_range>();
+    b->pin->pin(b->base, b->size, /*read_only=*/b->mapped == 0);
+}
+
 bool hot_buffer_is_pinned(ggml_backend_buffer_t buffer) {
     const hot_buffer * b = buffer_of(buffer);
-    return b && b->pin->is_pinned();
+    return b && b->pin && b->pin->is_pinned();
 }
 
 std::string hot_buffer_reason(ggml_backend_buffer_t buffer) {
     const hot_buffer * b = buffer_of(buffer);
-    return b ? b->pin->reason() : "";
+    return b && b->pin ? b->pin->reason() : "";
 }
 
 }  // namespace hx

@@ -132,6 +132,12 @@ hot_cache::hot_cache(const phx_cache_config & c, const layer_config * rows, int3
     }
     const int32_t wanted = std::min(config.n_slots, n_expert_max);
     for (int32_t i = 0; i < n_layers; i++) {
+        ggml_cuda_set_device(rows[i].device);
+        for (const ggml_tensor * t : { rows[i].gate, rows[i].up, rows[i].down }) {
+            hot_buffer_pin(t ? t->buffer : nullptr);
+        }
+    }
+    for (int32_t i = 0; i < n_layers; i++) {
         layers.push_back(std::make_unique<cache_layer>(rows[i], policy_of(config), wanted));
         for (const slot_matrix & m : layers.back()->matrices) {
             if (!m.pinned) {

@@ -29,13 +29,18 @@ def logits(model: phx.Model, n_batch: int) -> np.ndarray:
 @pytest.mark.parametrize("expert_type", [Type.Q8_0, Type.Q4_0, Type.F16], ids=lambda t: t.name)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_same_model_with_the_cache(architecture: str, expert_type: Type, tmp_path: Path) -> None:
+    batches = (1, 5, 40, 200)
+    if architecture == "grovemoe":  # its tokens select an expert twice: upstream's kernels for larger batches cannot
+        batches = (1, 5)
+        if expert_type == Type.F16:
+            pytest.skip("upstream aborts on float experts that are selected twice")
     path = write(tmp_path / "model.gguf", architecture, expert_type)
     with (
         phx.Model(path, offload=phx.full_gpu()) as gpu,
         phx.Model(path, offload=phx.cpu_experts(), n_gpu_layers=0) as cpu,
         phx.Model(path, offload=phx.hot_experts(slots=6, strict=True)) as hot,
     ):
-        for n_batch in (1, 5, 40, 200):
+        for n_batch in batches:
             expected, other, seen = logits(gpu, n_batch), logits(cpu, n_batch), logits(hot, n_batch)
             spread = np.abs(expected).mean()
             difference = np.abs(seen - expected).mean() / spread
@@ -44,5 +49,5 @@ def test_same_model_with_the_cache(architecture: str, expert_type: Type, tmp_pat
         lanes = architecture in LANES and expert_type != Type.F16
         assert (status.hits.sum() + status.misses.sum() > 0) == lanes
         assert status.uploads.sum() > 0
-        assert status.bypassed["batch"] > 0 or not lanes
-        assert status.bypassed["shape"] + status.bypassed["type"] > 0 or lanes
+        assert (status.bypassed["batch"] > 0) == lanes
+        assert (status.bypassed["shape"] + status.bypassed["type"] > 0) != lanes
