@@ -109,6 +109,7 @@ def run_one(a: argparse.Namespace, mode: str, repetition: int) -> dict[str, Any]
             "load_seconds": round(load_seconds, 2),
             **cache_figures(model, a.generate),
             "vram_mib": round((vram_used() - before) / 2**20),
+            "vram_planned_mib": round(sum(m.needed for m in model.memory if m.is_gpu) / 2**20),
             "n_prompt": a.prompt,
             "prompt_tokens_per_second": round(a.prompt / prompt_seconds, 2),
             "n_gen": a.generate,

@@ -22,7 +22,8 @@ ARCHITECTURES = {
     "llama4": "weights applied before the experts",
     "grovemoe": "a second set of experts that several experts share",
 }
-LANES = {"llama", "qwen2moe", "olmoe", "deepseek"}  # computed by GPU lane and CPU lane; the others are always staged
+# Computed by GPU lane and CPU lane; the others, and grovemoe's second set of experts, are always staged.
+LANES = {"llama", "qwen2moe", "olmoe", "deepseek", "grovemoe"}
 
 
 def write(path: Path, architecture: str, expert_type: Type = Type.Q8_0) -> Path:

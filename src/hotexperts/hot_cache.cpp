@@ -147,6 +147,7 @@ hot_cache::hot_cache(const phx_cache_config & c, const layer_config * rows, int3
     }
     try {
         allocate_slots(wanted);
+        fill_slots();
         make_parts();
     } catch (...) {
         free_parts();
@@ -264,6 +265,31 @@ void hot_cache::free_slots() {
                 m.slots = nullptr;
             }
         }
+    }
+}
+
+// An empty slot is of no use: the first experts of each layer get the slots until others are asked for.
+void hot_cache::fill_slots() {
+    for (size_t i = 0; i < layers.size() && config.policy != PHX_POLICY_FROZEN; i++) {
+        cache_layer & l = *layers[i];
+        ggml_cuda_set_device(l.config.device);
+        const int32_t n = l.table.n_slots();
+        for (const slot_matrix & m : l.matrices) {
+            const size_t bytes = size_t(n) * m.expert_bytes;
+            if (m.pinned) {
+                check(copy_pinned(m.slots, m.host, bytes, cudaStreamPerThread), "cannot fill the slots");
+            } else {
+                check(cudaMemcpy(m.slots, m.host, bytes, cudaMemcpyHostToDevice), "cannot fill the slots");
+            }
+        }
+        for (int32_t s = 0; s < n; s++) {
+            l.table.begin_upload(s, s);
+            l.table.publish(s);
+        }
+    }
+    for (const auto & l : layers) {
+        ggml_cuda_set_device(l->config.device);
+        check(cudaStreamSynchronize(cudaStreamPerThread), "cannot fill the slots");
     }
 }
 

@@ -140,6 +140,7 @@ class hot_cache {
     void allocate_slots(int32_t wanted);
     bool try_allocate(int32_t per_layer);
     void free_slots();
+    void fill_slots();
     device_part & part_of(int device);
     void begin_uploads(device_part & part, std::unique_lock<std::mutex> & lock);
     void publish_finished(device_part & part);

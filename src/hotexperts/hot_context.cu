@@ -234,12 +234,12 @@ bool hot_context::match_lanes(const ggml_cgraph * cgraph, int i, action & a, phx
             return false;
         }
     }
-    const int64_t n_tokens = x->ne[2];
     if (x->type != GGML_TYPE_F32 || x->ne[1] != 1 || x->ne[3] != 1 || x->nb[0] != sizeof(float) || ids->type != GGML_TYPE_I32 ||
         ids->nb[0] != sizeof(int32_t) || down->type != GGML_TYPE_F32 || down->nb[0] != sizeof(float) || !ggml_is_contiguous(glu) ||
-        ids->ne[0] * n_tokens > MAX_ROWS) {
+        ids->ne[0] * MAX_LANE_TOKENS > MAX_ROWS) {
         return false;
     }
+    const int64_t n_tokens = x->ne[2];
     const int cc = ggml_cuda_info().devices[ctx.device].cc;
     int64_t limit = std::min<int64_t>(MAX_LANE_TOKENS, cache->config.bypass_tokens - 1);
     for (const ggml_tensor * w : { l.config.gate, l.config.up, l.config.down }) {
@@ -571,12 +571,16 @@ bool hot_context::answer(cold_lane & lane, uint32_t number, const expected_post 
     int32_t ids[MAX_ROWS];
     const int32_t n_tokens = p.n_tokens;
     const int32_t top_k = p.top_k;
-    if (n_tokens < 1 || top_k < 1 || n_tokens * top_k > MAX_ROWS) {
-        cache->add_lost_observation();
-        return true;
+    bool ok = n_tokens >= 1 && top_k >= 1 && n_tokens * top_k <= MAX_ROWS;
+    for (int32_t i = 0; ok && i < n_tokens * top_k; i++) {
+        uint32_t word = __atomic_load_n(&p.ids[i], __ATOMIC_ACQUIRE);
+        for (int spins = 0; spins < 10000 && int16_t((word >> 16) - number) < 0; spins++) {
+            word = __atomic_load_n(&p.ids[i], __ATOMIC_ACQUIRE);  // the head has overtaken it
+        }
+        ok = (word >> 16) == (number & 0xFFFF);
+        ids[i] = int32_t(word & 0xFFFF);
     }
-    memcpy(ids, p.ids, size_t(n_tokens) * size_t(top_k) * sizeof(int32_t));
-    if (seq() != number) {
+    if (!ok) {
         cache->add_lost_observation();  // overwritten meanwhile
         return true;
     }

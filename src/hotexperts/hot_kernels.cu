@@ -1,11 +1,13 @@
 // See hot_kernels.h.
 #include "hot_kernels.h"
 
+#include "common.cuh"  // how upstream launches kernels: with programmatic dependent launch where the GPU has it
+
 namespace hx {
 
 namespace {
 
-constexpr int DISPATCH_THREADS = 512;
+constexpr int DISPATCH_THREADS = 256;
 constexpr int COLLECT_THREADS = 256;
 constexpr int GATHER_THREADS = 256;
 constexpr int64_t GATHER_CHUNK = 64 << 10;  // bytes for one block
@@ -16,14 +18,13 @@ __device__ unsigned long long now_ns() {
     return t;
 }
 
-// What the CPU reads after it has seen the flag must have been written before: call after every thread's writes.
-__device__ void publish(uint32_t * flag, uint32_t value) {
-    __threadfence_system();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence_system();
-        *reinterpret_cast<volatile uint32_t *>(flag) = value;
-    }
+// Tells the CPU of a post, by one thread. All four words arrive together.
+__device__ void write_head(post & p, uint32_t step, int n_tokens, int top_k, int n_miss) {
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(&p.seq), "r"(step), "r"(n_tokens), "r"(top_k), "r"(n_miss) : "memory");
+}
+
+__device__ uint32_t tagged(uint32_t step, int expert) {
+    return step << 16 | uint32_t(expert);
 }
 
 __global__ void begin_kernel(mailbox m, uint32_t step, table_changes changes) {
@@ -35,92 +36,120 @@ __global__ void begin_kernel(mailbox m, uint32_t step, table_changes changes) {
     }
 }
 
+// The first warp looks the rows up, 32 at a time; all threads copy x if there is a miss.
 __global__ void dispatch_kernel(mailbox m, region_shape r) {
-    __shared__ int slot[MAX_ROWS];
-    __shared__ int expert[MAX_ROWS];
-    __shared__ int any_hit;
+    ggml_cuda_pdl_sync();
+    ggml_cuda_pdl_lc();
     __shared__ int n_miss;
-    const int n_rows = r.n_tokens * r.top_k;
-    const int32_t * table = m.tables + int64_t(r.layer) * m.n_expert_max;
     post & p = m.posts[r.layer];
     device_state & s = *m.state;
-
-    for (int i = threadIdx.x; i < n_rows; i += blockDim.x) {
-        expert[i] = r.ids[i / r.top_k * r.ids_stride + i % r.top_k];
-        slot[i] = table[expert[i]];
-        p.ids[i] = expert[i];
+    const uint32_t step = s.step;
+    if (threadIdx.x < WARP_SIZE) {
+        const int lane = threadIdx.x;
+        const int n_rows = r.n_tokens * r.top_k;
+        const int32_t * table = m.tables + int64_t(r.layer) * m.n_expert_max;
+        int misses = 0;
+        int some_slot = 0;  // what missed rows read: their results are overwritten
+        for (int base = 0; base < n_rows; base += WARP_SIZE) {
+            const int i = base + lane;
+            const bool is_row = i < n_rows;
+            const int expert = is_row ? r.ids[i / r.top_k * r.ids_stride + i % r.top_k] : 0;
+            const int slot = is_row ? table[expert] : -1;
+            const uint32_t hit_mask = __ballot_sync(0xFFFFFFFF, slot >= 0);
+            const uint32_t miss_mask = __ballot_sync(0xFFFFFFFF, is_row && slot < 0);
+            if (hit_mask) {
+                some_slot = __shfl_sync(0xFFFFFFFF, slot, __ffs(hit_mask) - 1);
+            }
+            if (is_row) {
+                const int index = misses + __popc(miss_mask & ((1u << lane) - 1));
+                s.slot_ids[i] = slot >= 0 ? slot : some_slot;
+                s.miss_index[i] = slot >= 0 ? -1 : index;
+                p.ids[i] = tagged(step, expert);
+                if (slot < 0) {
+                    p.rows[index] = { i / r.top_k, expert };
+                }
+            }
+            misses += __popc(miss_mask);
+        }
+        if (lane == 0) {
+            n_miss = misses;
+            if (misses == 0) {
+                write_head(p, step, r.n_tokens, r.top_k, 0);
+            }
+            layer_counters & c = m.counters[r.layer];
+            atomicAdd(&c.regions, 1ull);
+            atomicAdd(&c.hits, (unsigned long long) (n_rows - misses));
+            atomicAdd(&c.misses, (unsigned long long) misses);
+        }
     }
+    __syncthreads();
+    if (n_miss == 0) {
+        return;
+    }
+    for (int t = 0; t < r.n_tokens; t++) {
+        for (int i = threadIdx.x; i < r.n_in; i += blockDim.x) {
+            m.x[int64_t(t) * r.n_in + i] = r.x[t * r.x_stride + i];
+        }
+    }
+    __threadfence_system();
     __syncthreads();
     if (threadIdx.x == 0) {
-        int misses = 0;
-        int hit = 0;  // with no hit at all, the GPU lane reads slot 0: its results are overwritten
-        for (int i = n_rows - 1; i >= 0; i--) {
-            hit = slot[i] >= 0 ? slot[i] : hit;
-        }
-        for (int i = 0; i < n_rows; i++) {
-            if (slot[i] < 0) {
-                p.rows[misses] = { i / r.top_k, expert[i] };
-                s.miss_index[i] = misses++;
-            } else {
-                s.miss_index[i] = -1;
-            }
-        }
-        any_hit = hit;
-        n_miss = misses;
-        s.n_miss = misses;
-        p.n_tokens = r.n_tokens;
-        p.top_k = r.top_k;
-        p.n_miss = misses;
-        layer_counters & c = m.counters[r.layer];
-        c.regions += 1;
-        c.hits += n_rows - misses;
-        c.misses += misses;
+        __threadfence_system();
+        write_head(p, step, r.n_tokens, r.top_k, n_miss);
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < n_rows; i += blockDim.x) {
-        s.slot_ids[i] = slot[i] >= 0 ? slot[i] : any_hit;
-    }
-    if (n_miss > 0) {
-        for (int t = 0; t < r.n_tokens; t++) {
-            for (int i = threadIdx.x; i < r.n_in; i += blockDim.x) {
-                m.x[int64_t(t) * r.n_in + i] = r.x[t * r.x_stride + i];
-            }
-        }
-    }
-    publish(&p.seq, s.step);
 }
 
+// Whether the CPU has answered for this step; waits for that, but not for ever.
+__device__ bool wait_for_answer(const mailbox & m, device_state & s, int layer) {
+    const volatile uint32_t * done = m.done + layer;
+    volatile uint32_t * failed = &s.failed;
+    const uint32_t step = s.step;
+    if (*done == step) {
+        return true;
+    }
+    const unsigned long long start = now_ns();
+    while (!*failed) {
+        if (*done == step) {
+            return true;
+        }
+        if (now_ns() - start > m.timeout_ns) {
+            *failed = 1;
+            *reinterpret_cast<volatile uint32_t *>(m.error) = uint32_t(layer + 1);
+            __threadfence_system();
+        }
+    }
+    return false;
+}
+
+// One block for each row.
 __global__ void collect_kernel(mailbox m, region_shape r) {
+    ggml_cuda_pdl_sync();
+    ggml_cuda_pdl_lc();
     const int row = blockIdx.x;
     device_state & s = *m.state;
     const int index = s.miss_index[row];
     if (index < 0) {
         return;
     }
-    __shared__ int answered;
+    __shared__ bool answered;
     if (threadIdx.x == 0) {
-        const uint32_t step = s.step;
-        volatile uint32_t * done = m.done + r.layer;
         const unsigned long long start = now_ns();
-        volatile uint32_t * failed = &s.failed;
-        bool ok = *done == step;
-        while (!ok && !*failed) {
-            ok = *done == step;
-            if (!ok && now_ns() - start > m.timeout_ns) {
-                *failed = 1;
-                *reinterpret_cast<volatile uint32_t *>(m.error) = uint32_t(r.layer + 1);
-                __threadfence_system();
-            }
-        }
+        answered = wait_for_answer(m, s, r.layer);
         __threadfence_system();
         if (index == 0) {
             m.counters[r.layer].wait_ns += now_ns() - start;
         }
-        answered = ok;
     }
     __syncthreads();
     float * dst = r.dst + row / r.top_k * r.dst_stride_token + row % r.top_k * r.dst_stride_rank;
     const float * out = m.out + int64_t(index) * r.n_out;
+    if (r.n_out % 4 == 0 && ((reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(out)) & 15) == 0) {
+        for (int i = threadIdx.x; i < r.n_out / 4; i += blockDim.x) {
+            const float4 zero = { 0.0f, 0.0f, 0.0f, 0.0f };
+            reinterpret_cast<float4 *>(dst)[i] = answered ? __ldcv(reinterpret_cast<const float4 *>(out) + i) : zero;
+        }
+        return;
+    }
     for (int i = threadIdx.x; i < r.n_out; i += blockDim.x) {
         dst[i] = answered ? __ldcv(out + i) : 0.0f;
     }
@@ -139,17 +168,15 @@ __global__ void mark_kernel(mailbox m, region_shape r, int32_t n_expert, int32_t
         return;
     }
     post & p = m.posts[r.layer];
+    const uint32_t step = m.state->step;
     const int n_tokens = min(r.n_tokens, MAX_ROWS / r.top_k);
     const int first = r.n_tokens - n_tokens;
     for (int i = threadIdx.x; i < n_tokens * r.top_k; i += blockDim.x) {
-        p.ids[i] = r.ids[(first + i / r.top_k) * r.ids_stride + i % r.top_k];
+        p.ids[i] = tagged(step, r.ids[(first + i / r.top_k) * r.ids_stride + i % r.top_k]);
     }
     if (threadIdx.x == 0) {
-        p.n_tokens = n_tokens;
-        p.top_k = r.top_k;
-        p.n_miss = 0;
+        write_head(p, step, n_tokens, r.top_k, 0);
     }
-    publish(&p.seq, m.state->step);
 }
 
 template <typename T> __device__ void copy_chunk(const char * from, char * to, int64_t bytes) {
@@ -193,11 +220,11 @@ void launch_begin(const mailbox & m, uint32_t step, const table_changes & change
 }
 
 void launch_dispatch(const mailbox & m, const region_shape & r, cudaStream_t stream) {
-    dispatch_kernel<<<1, DISPATCH_THREADS, 0, stream>>>(m, r);
+    ggml_cuda_kernel_launch(dispatch_kernel, ggml_cuda_kernel_launch_params(1, DISPATCH_THREADS, 0, stream), m, r);
 }
 
 void launch_collect(const mailbox & m, const region_shape & r, cudaStream_t stream) {
-    collect_kernel<<<r.n_tokens * r.top_k, COLLECT_THREADS, 0, stream>>>(m, r);
+    ggml_cuda_kernel_launch(collect_kernel, ggml_cuda_kernel_launch_params(r.n_tokens * r.top_k, COLLECT_THREADS, 0, stream), m, r);
 }
 
 void launch_mark(const mailbox & m, const region_shape & r, int32_t n_expert, int32_t * used, cudaStream_t stream) {

@@ -1,17 +1,19 @@
-// The kernels of the cache, and the memory through which GPU and CPU speak while a step runs. Knows nothing of ggml.
+// The kernels of the cache, and the memory through which GPU and CPU speak while a step runs. Knows of ggml only how
+// it launches kernels.
 //
 // One mailbox belongs to a backend context. Its host part is pinned, so both sides see it:
 //
-//   GPU writes   posts[layer]   which experts every token selected; those that are not resident ("rows"); then seq = step
+//   GPU writes   posts[layer]   which experts every token selected; those that are not resident ("rows"); then the head,
+//                               in which seq = step
 //                x              activations of the layer's tokens, if there are rows
 //   CPU writes   out            one row of results for each of `rows`; then done[layer] = step
 //   GPU writes   error          layer + 1 when the CPU did not answer in time
 //
 // Ordering: each side writes its data, then a system-wide fence, then the number of the step; the other side sees the number
-// first. Steps are numbered from 1 and never repeat in a context.
+// first. Steps are numbered from 1 and never repeat in a context. A post without rows needs no fence, which would take
+// longer than all else: its ids carry the step in their upper half, so each word says itself whether it has arrived.
 // Reuse: the GPU overwrites x only in a later layer, after it has waited for `done` of this one, and posts[layer] a step
-// later. Where nothing is missed it does not wait, so the CPU may come late to such a post: it copies the ids and then looks
-// at seq again.
+// later. Where nothing is missed it does not wait, so the CPU may come late to such a post, which it sees from the ids.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -29,12 +31,12 @@ struct post_row {
     int32_t expert;
 };
 
-struct post {
-    uint32_t seq;
+struct alignas(16) post {
+    uint32_t seq;                 // the head, four words that are written at once
     int32_t n_tokens;
     int32_t top_k;
     int32_t n_miss;
-    int32_t ids[MAX_ROWS];        // [n_tokens][top_k]
+    uint32_t ids[MAX_ROWS];       // [n_tokens][top_k], step << 16 | expert
     post_row rows[MAX_ROWS];      // [n_miss]
 };
 
@@ -49,7 +51,6 @@ struct layer_counters {
 struct device_state {
     uint32_t step;
     uint32_t failed;                // a collect timed out: later ones do not wait
-    int32_t n_miss;                 // of the region in flight
     int32_t slot_ids[MAX_ROWS];     // [n_tokens][top_k] for the GPU lane
     int32_t miss_index[MAX_ROWS];   // row of `out`, -1 = hit
 };

@@ -138,9 +138,9 @@ class Cache:
             return CacheStatus(requested=self._requested, active=False, reason=self._reason)
         native = _ffi.ffi.new("phx_cache_status *")
         _ffi.check(_ffi.lib.phx_cache_get_status(model, native, _ffi.ffi.NULL), "reading the cache's status")
-        rows = _ffi.ffi.new("phx_cache_layer[]", max(1, native.n_layers))
-        _ffi.check(_ffi.lib.phx_cache_get_status(model, native, rows), "reading the cache's status")
-        rows = rows[0 : native.n_layers]
+        table = _ffi.ffi.new("phx_cache_layer[]", max(1, native.n_layers))  # owns what `rows` shows
+        _ffi.check(_ffi.lib.phx_cache_get_status(model, native, table), "reading the cache's status")
+        rows = table[0 : native.n_layers]
 
         def column(name: str) -> npt.NDArray[np.int64]:
             return np.array([getattr(r, name) for r in rows], np.int64)

