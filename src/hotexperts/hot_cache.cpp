@@ -375,58 +375,80 @@ void hot_cache::poison(device_part & part, int32_t layer, int32_t slot) {
     }
 }
 
-// Moves what is planned to the uploader. The caller holds the lock and is about to begin a step.
-void hot_cache::begin_uploads(device_part & part, std::unique_lock<std::mutex> &) {
-    size_t room = SIZE_MAX;
-    if (config.uploads_per_step >= 0) {
-        // what is not copied soon is better planned anew: until then its victim is missed
-        const size_t most = 2 * layers.size() * size_t(config.uploads_per_step);
-        room = most > part.in_flight ? most - part.in_flight : 0;
+// How many uploads may begin: what is not copied soon is better planned anew, for until then its victim is missed.
+size_t hot_cache::upload_room(const device_part & part) const {
+    if (config.uploads_per_step < 0) {
+        return SIZE_MAX;
     }
-    bool any = false;
+    const size_t most = 2 * layers.size() * size_t(config.uploads_per_step);
+    return most > part.in_flight ? most - part.in_flight : 0;
+}
+
+// Moves what is planned for a layer to the uploader, at most `room` experts; returns how many.
+size_t hot_cache::begin_layer(device_part & part, int32_t layer, size_t room) {
+    cache_layer & l = *layers[size_t(layer)];
+    size_t begun = 0;
+    for (const upload & u : l.pending) {
+        if (begun == room) {
+            break;
+        }
+        if (l.table.loading_in(u.slot) != slot_table::NONE || l.table.is_loading(u.expert) || l.table.slot_of(u.expert) != slot_table::NONE) {
+            continue;  // planned before something else happened
+        }
+        const int32_t victim = l.table.expert_in(u.slot);
+        l.table.begin_upload(u.slot, u.expert);
+        if (victim != slot_table::NONE) {
+            change(layer, victim, slot_table::NONE);
+            l.evictions++;
+        }
+        part.queue.push_back({ layer, u.slot, u.expert });
+        part.in_flight++;
+        begun++;
+    }
+    l.pending.clear();
+    return begun;
+}
+
+// The copy stream continues after the steps of all contexts that have been enqueued.
+void hot_cache::wait_for_contexts(const device_part & part) {
+    for (const context_link * c : contexts) {
+        if (c->device == part.device && c->step_done) {
+            cudaStreamWaitEvent(part.stream, c->step_done, 0);
+        }
+    }
+}
+
+// Moves what is planned for all layers to the uploader. The caller holds the lock and is about to begin a step.
+void hot_cache::begin_uploads(device_part & part) {
+    const auto is_planned = [&](const auto & l) { return l->config.device == part.device && !l->pending.empty(); };
+    size_t room = upload_room(part);
+    if (room == 0 || std::none_of(layers.begin(), layers.end(), is_planned)) {
+        return;
+    }
+    wait_for_contexts(part);
     const size_t first = size_t(steps) % layers.size();  // so that no layer is always the last
     for (size_t k = 0; k < layers.size() && room > 0; k++) {
         const size_t i = (first + k) % layers.size();
-        cache_layer & l = *layers[i];
-        if (l.config.device != part.device || l.pending.empty()) {
-            continue;
+        if (is_planned(layers[i])) {
+            room -= begin_layer(part, int32_t(i), room);
         }
-        for (const upload & u : l.pending) {
-            if (room == 0) {
-                break;
-            }
-            if (l.table.loading_in(u.slot) != slot_table::NONE || l.table.is_loading(u.expert) || l.table.slot_of(u.expert) != slot_table::NONE) {
-                continue;  // planned before something else happened
-            }
-            const int32_t victim = l.table.expert_in(u.slot);
-            l.table.begin_upload(u.slot, u.expert);
-            if (victim != slot_table::NONE) {
-                change(int32_t(i), victim, slot_table::NONE);
-                l.evictions++;
-            }
-            if (!any) {
-                any = true;
-                for (const context_link * c : contexts) {
-                    if (c->device == part.device && c->step_done) {
-                        cudaStreamWaitEvent(part.stream, c->step_done, 0);
-                    }
-                }
-            }
-            if (config.test_poison) {
-                poison(part, int32_t(i), u.slot);
-            }
-            part.queue.push_back({ int32_t(i), u.slot, u.expert });
-            part.in_flight++;
-            room--;
-        }
-        l.pending.clear();
     }
-    if (any) {
+    part.wake.notify_one();
+}
+
+void hot_cache::layer_done(const context_link * link, uint32_t step, int32_t layer) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto shares_device = [&](const context_link * c) { return c != link && c->device == link->device; };
+    if (config.deterministic || failed || link->begun != step || std::any_of(contexts.begin(), contexts.end(), shares_device)) {
+        return;
+    }
+    device_part & part = part_of(link->device);
+    if (begin_layer(part, layer, upload_room(part)) > 0) {
         part.wake.notify_one();
     }
 }
 
-std::vector<table_change> hot_cache::begin_step(context_link * link) {
+std::vector<table_change> hot_cache::begin_step(context_link * link, uint32_t step) {
     if (config.deterministic) {
         link->finish_observing();
     }
@@ -435,7 +457,7 @@ std::vector<table_change> hot_cache::begin_step(context_link * link) {
     publish_finished(part);
     const bool alone = std::none_of(contexts.begin(), contexts.end(), [&](const context_link * c) { return c != link && c->device == link->device && c->in_step; });
     if (alone && !failed) {
-        begin_uploads(part, lock);
+        begin_uploads(part);
     }
     if (config.deterministic) {
         part.idle.wait(lock, [&] { return part.in_flight == part.finished.size() || stopping; });
@@ -443,6 +465,7 @@ std::vector<table_change> hot_cache::begin_step(context_link * link) {
     }
     steps++;
     link->in_step = true;
+    link->begun = step;
     std::vector<table_change> changes(log.begin() + ptrdiff_t(link->applied - log_begin), log.end());
     link->applied = log_begin + log.size();
     return changes;
@@ -527,6 +550,9 @@ cudaError_t hot_cache::copy_bytes(device_part & part, char * to, const char * fr
 }
 
 cudaError_t hot_cache::copy_expert(device_part & part, const job & j) {
+    if (config.test_poison) {
+        poison(part, j.layer, j.slot);
+    }
     for (const slot_matrix & m : layers[size_t(j.layer)]->matrices) {
         const cudaError_t error = copy_bytes(part, m.slots + size_t(j.slot) * m.expert_bytes, m.host + size_t(j.expert) * m.expert_bytes, m.expert_bytes, m.pinned);
         if (error != cudaSuccess) {

@@ -10,6 +10,9 @@
 //     other context's at its next begin_step. Uploads are not begun while another context of the device is between
 //     begin_step and end_step, and the copy stream first waits for the last step of every context. So all steps that could
 //     read the victim are over before its slot is written.
+//   * Or it begins within a step, in layer_done, if the device has one context only and no later step has begun: the
+//     layer's kernels of this step are over then, and the next step begins with a table in which the victim is unpublished.
+//     Such an upload is mostly published one step earlier.
 //   * An expert is published only after its copy is complete.
 #pragma once
 
@@ -68,6 +71,7 @@ struct context_link {
     int device = 0;
     cudaEvent_t step_done = nullptr;   // recorded by end_step
     bool in_step = false;
+    uint32_t begun = 0;                // number of the last step that has begun
     uint64_t applied = 0;              // changes that its table has
     virtual void read_counters(int32_t layer, int64_t & regions, int64_t & hits, int64_t & misses, int64_t & wait_ns) = 0;
     virtual uint32_t error_layer() = 0;     // layer + 1 whose CPU lane did not answer, 0 = none
@@ -96,11 +100,14 @@ class hot_cache {
     void remove_context(context_link * link);
 
     // The changes that the context's table needs for the step that begins.
-    std::vector<table_change> begin_step(context_link * link);
+    std::vector<table_change> begin_step(context_link * link, uint32_t step);
     void end_step(context_link * link, cudaStream_t stream);
 
     // Tokens of one layer: ids [n_tokens][top_k].
     void observe(int32_t layer, const int32_t * ids, int32_t n_tokens, int32_t top_k);
+    // The kernels of the step that read the layer's slots are over.
+    void layer_done(const context_link * link, uint32_t step, int32_t layer);
+
     void add_cpu_time(int32_t layer, int64_t ns);
     void add_bypass(phx_bypass reason, int64_t n);
     void add_lost_observation();
@@ -142,7 +149,10 @@ class hot_cache {
     void free_slots();
     void fill_slots();
     device_part & part_of(int device);
-    void begin_uploads(device_part & part, std::unique_lock<std::mutex> & lock);
+    void begin_uploads(device_part & part);
+    size_t upload_room(const device_part & part) const;
+    size_t begin_layer(device_part & part, int32_t layer, size_t room);
+    void wait_for_contexts(const device_part & part);
     void publish_finished(device_part & part);
     void upload_loop(device_part & part);
     cudaError_t copy_expert(device_part & part, const job & j);

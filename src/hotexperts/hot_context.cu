@@ -279,6 +279,9 @@ void hot_context::make_plan(const ggml_cgraph * cgraph) {
         }
         phx_bypass why = a.layer < 0 ? PHX_BYPASS_NO_CACHE : PHX_BYPASS_SHAPE;
         const bool is_new = a.layer >= 0 && posted.insert(a.layer).second;
+        for (expected_post & p : plan->posts) {
+            p.is_reused = p.is_reused || (p.layer == a.layer && !is_new);
+        }
         if (is_new && match_lanes(cgraph, i, a, why)) {
             plan->posts.push_back({ a.layer, true });
             const int skip = a.n_nodes - 1;
@@ -375,7 +378,7 @@ bool hot_context::begin(const ggml_cgraph * cgraph) {
     stream_position = 0;
     if (cache) {
         step++;
-        apply(cache->begin_step(this));
+        apply(cache->begin_step(this, step));
         for (int r = 0; r < PHX_BYPASS_COUNT; r++) {
             if (plan->bypassed[r]) {
                 cache->add_bypass(phx_bypass(r), plan->bypassed[r]);
@@ -511,10 +514,12 @@ void hot_context::lane_loop() {
         seen++;
         is_answering = true;
         lock.unlock();
+        const expected_post * before = nullptr;
         for (const expected_post & p : job.posts) {
-            if (!answer(lane, job.step, p)) {
+            if (!answer(lane, job.step, p, before)) {
                 break;
             }
+            before = &p;
         }
         lock.lock();
     }
@@ -532,8 +537,9 @@ bool hot_context::has_next_step_begun() {
     return int32_t(__atomic_load_n(&mail.posts[next.posts[0].layer].seq, __ATOMIC_ACQUIRE) - next.step) >= 0;
 }
 
-// Waits for one post of a step, computes its missed rows and lets the policy see it. false: stop.
-bool hot_context::answer(cold_lane & lane, uint32_t number, const expected_post & expected) {
+// Waits for one post of a step, computes its missed rows and lets the policy see it. before: the post that came before it in
+// the step; its layer's kernels are over when this one comes. false: stop.
+bool hot_context::answer(cold_lane & lane, uint32_t number, const expected_post & expected, const expected_post * before) {
     post & p = mail.posts[expected.layer];
     const auto seq = [&] { return __atomic_load_n(&p.seq, __ATOMIC_ACQUIRE); };
     const auto start = clock::now();
@@ -583,6 +589,9 @@ bool hot_context::answer(cold_lane & lane, uint32_t number, const expected_post 
     if (!ok) {
         cache->add_lost_observation();  // overwritten meanwhile
         return true;
+    }
+    if (before && before->has_lanes && !before->is_reused) {
+        cache->layer_done(this, number, before->layer);
     }
     cache->observe(expected.layer, ids, n_tokens, top_k);
     return true;

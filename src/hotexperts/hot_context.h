@@ -42,6 +42,7 @@ struct action {
 struct expected_post {
     int32_t layer;
     bool has_lanes;                 // the GPU waits for an answer
+    bool is_reused = false;         // the graph reads the layer's weights again, later
 };
 
 struct graph_plan {
@@ -89,7 +90,7 @@ class hot_context : public context_link {
     };
     void lane_loop();
     bool has_next_step_begun();
-    bool answer(cold_lane & lane, uint32_t step, const expected_post & p);
+    bool answer(cold_lane & lane, uint32_t step, const expected_post & p, const expected_post * before);
 
     ggml_backend_cuda_context & ctx;
     hot_cache * cache = nullptr;

@@ -11,6 +11,7 @@
 //   large    64 seeded masks of 60 experts with top 8
 //   staged   1, 9, 33, 63, 500 tokens through gather, stream and host copies: NMSE at most 5e-4
 //   moving   the policy moves experts at every step, with slow and failing uploads and poisoned slots
+//   layers   several layers in one graph: what a step asks for is resident in the next one, all rows are right
 //   threads  other threads allocate, register, copy and capture meanwhile; two contexts on one cache
 //   stopped  a CPU lane that never answers is reported, and later steps are right
 #include "cold_lane.h"
@@ -120,20 +121,26 @@ struct region {
     ggml_backend_t backend;
     ggml_backend_buffer_t buffer;
     ggml_tensor *x, *ids, *out;
+    std::vector<ggml_tensor *> outs;  // of every layer, which all see the same x and ids
     ggml_cgraph * graph;
     shape s;
     int64_t n_tokens;
 
-    region(ggml_backend_t b, const shape & s_, ggml_tensor * const (&w)[3], int64_t n) : backend(b), s(s_), n_tokens(n) {
-        ggml_init_params params = { 32 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true };
+    using weights = ggml_tensor * const (*)[3];
+    region(ggml_backend_t b, const shape & s_, ggml_tensor * const (&w)[3], int64_t n) : region(b, s_, std::vector<weights>{ &w }, n) {}
+    region(ggml_backend_t b, const shape & s_, const std::vector<weights> & layers, int64_t n) : backend(b), s(s_), n_tokens(n) {
+        ggml_init_params params = { 64 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true };
         ctx = ggml_init(params);
         x = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, s.n_embd, 1, n);
         ids = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, s.top_k, n);
-        ggml_tensor * up = ggml_mul_mat_id(ctx, w[1], x, ids);
-        ggml_tensor * gate = ggml_mul_mat_id(ctx, w[0], x, ids);
-        out = ggml_mul_mat_id(ctx, w[2], ggml_swiglu_split(ctx, gate, up), ids);
         graph = ggml_new_graph(ctx);
-        ggml_build_forward_expand(graph, out);
+        for (const weights w : layers) {
+            ggml_tensor * up = ggml_mul_mat_id(ctx, (*w)[1], x, ids);
+            ggml_tensor * gate = ggml_mul_mat_id(ctx, (*w)[0], x, ids);
+            out = ggml_mul_mat_id(ctx, (*w)[2], ggml_swiglu_split(ctx, gate, up), ids);
+            ggml_build_forward_expand(graph, out);
+            outs.push_back(out);
+        }
         buffer = ggml_backend_alloc_ctx_tensors(ctx, backend);
         require(buffer != nullptr, "allocating a graph");
     }
@@ -147,8 +154,11 @@ struct region {
     }
     std::vector<float> run() {
         require(ggml_backend_graph_compute(backend, graph) == GGML_STATUS_SUCCESS, "computing a graph");
-        std::vector<float> y(size_t(ggml_nelements(out)));
-        ggml_backend_tensor_get(out, y.data(), 0, y.size() * sizeof(float));
+        return get(out);
+    }
+    static std::vector<float> get(const ggml_tensor * t) {
+        std::vector<float> y(size_t(ggml_nelements(t)));
+        ggml_backend_tensor_get(t, y.data(), 0, y.size() * sizeof(float));
         return y;
     }
 };
@@ -415,6 +425,65 @@ static void case_moving() {
     }
 }
 
+static void case_layers() {
+    const shape s = { 512, 256, 16, 4 };
+    std::vector<std::unique_ptr<layer>> layers;
+    std::vector<hx::layer_config> configs;
+    std::vector<region::weights> hot_weights, gpu_weights;
+    for (const ggml_type type : { GGML_TYPE_Q4_K, GGML_TYPE_Q8_0, GGML_TYPE_Q6_K, GGML_TYPE_Q5_K }) {
+        layers.push_back(std::make_unique<layer>(s, type, type, type));
+        configs.push_back(layers.back()->config());
+        hot_weights.push_back(&layers.back()->hot);
+        gpu_weights.push_back(&layers.back()->gpu);
+    }
+    auto config = base_config(6);
+    config.policy = PHX_POLICY_LRU;
+    config.uploads_per_step = 4;
+    config.test_poison = 1;
+    cache_handle cache(config, configs);
+    backend_handle backend;
+    region hot(backend.b, s, hot_weights, 1);
+    region gpu(backend.b, s, gpu_weights, 1);
+    const auto counters = [&] {
+        std::vector<phx_cache_layer> rows(layers.size());
+        phx_cache_status status;
+        char message[512] = "";
+        require(api->get_status(cache.c, &status, rows.data(), message, sizeof(message)), message);
+        return rows;
+    };
+    const auto step = [&](const std::vector<int32_t> & ids) {
+        const std::vector<float> x = normal(size_t(s.n_embd));
+        hot.set(x, ids);
+        gpu.set(x, ids);
+        hot.run();
+        gpu.run();
+        for (size_t i = 0; i < layers.size(); i++) {
+            const std::vector<float> y = region::get(hot.outs[i]);
+            const std::vector<float> resident = region::get(gpu.outs[i]);
+            const std::vector<float> cold = cpu_rows(*layers[i], x, ids, 1);
+            for (size_t r = 0; r < ids.size(); r++) {
+                require(same_row(y, resident, r, s.n_embd) || same_row(y, cold, r, s.n_embd), "several layers: a row is wrong");
+                compared++;
+            }
+        }
+    };
+    for (int round = 0; round < 12; round++) {
+        const std::vector<int32_t> ids = random_ids(s, 1);
+        step(ids);
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the uploads are complete
+        const auto before = counters();
+        step(ids);
+        const auto after = counters();
+        for (size_t i = 0; i + 1 < layers.size(); i++) {  // what the last layer asks for begins with the next step
+            require(after[i].hits - before[i].hits == 4, "an expert was asked for, and is not resident in the next step");
+        }
+    }
+    for (int i = 0; i < 400 / every; i++) {
+        step(random_ids(s, 1));
+    }
+    cache.verify();
+}
+
 static void case_threads() {
     const shape s = { 512, 256, 16, 4 };
     const layer a(s, GGML_TYPE_Q4_K, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K);
@@ -530,7 +599,7 @@ static void case_stopped() {
 int main(int argc, char ** argv) {
     const std::map<std::string, std::function<void()>> cases = {
         { "masks", case_masks },   { "large", case_large },     { "staged", case_staged },
-        { "moving", case_moving }, { "threads", case_threads }, { "stopped", case_stopped },
+        { "moving", case_moving }, { "layers", case_layers }, { "threads", case_threads }, { "stopped", case_stopped },
     };
     every = getenv("HOT_LANE_TEST_STEP") ? std::max(1, atoi(getenv("HOT_LANE_TEST_STEP"))) : 1;
     require(argc > 2, "usage: hot_lane_test CUDA_MODULE CASE...");

@@ -14,7 +14,15 @@ from pyhotexperts import _ffi
 pytestmark = pytest.mark.gpu
 
 # Least number of comparisons of each case.
-CASES = {"masks": 100_000, "large": 5_000, "staged": 1_000, "moving": 20_000, "threads": 5_000, "stopped": 5}
+CASES = {
+    "masks": 100_000,
+    "large": 5_000,
+    "staged": 1_000,
+    "moving": 20_000,
+    "layers": 6_000,
+    "threads": 5_000,
+    "stopped": 5,
+}
 
 
 @pytest.fixture(scope="module")
