@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <shared_mutex>
 #include <stdexcept>
 #include <unordered_map>
@@ -23,6 +24,7 @@ namespace {
 
 constexpr size_t RING_BYTES = size_t(4) << 20;  // each of two
 constexpr size_t UPLOAD_BATCH = 4;              // experts that are waited for together
+constexpr size_t SLOT_ALIGNMENT = 256;          // of each matrix's slots
 constexpr size_t LOG_LIMIT = 1 << 16;
 
 struct place {
@@ -235,35 +237,51 @@ void hot_cache::allocate_slots(int32_t wanted) {
     }
 }
 
+// One allocation for each device: small ones would be rounded up to 2 MiB each.
 bool hot_cache::try_allocate(int32_t per_layer) {
     if (config.test_fail_alloc && per_layer > config.test_fail_alloc) {
         return false;
     }
+    const auto pool_bytes = [&](const cache_layer & l, const slot_matrix & m) {
+        const size_t tail = ggml_row_size(m.tensor->type, 512);  // vector kernels may look beyond the last row
+        return (size_t(std::min(per_layer, l.n_expert)) * m.expert_bytes + tail + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
+    };
+    std::map<int, size_t> total;
+    for (const auto & l : layers) {
+        for (const slot_matrix & m : l->matrices) {
+            total[l->config.device] += pool_bytes(*l, m);
+        }
+    }
+    std::map<int, char *> next;
+    for (const auto & [device, bytes] : total) {
+        ggml_cuda_set_device(device);
+        void * memory = nullptr;
+        if (cudaMalloc(&memory, bytes) != cudaSuccess) {
+            (void) cudaGetLastError();
+            return false;
+        }
+        slot_memory.emplace_back(device, memory);
+        cudaMemset(memory, 0, bytes);
+        next[device] = static_cast<char *>(memory);
+    }
     for (auto & l : layers) {
-        ggml_cuda_set_device(l->config.device);
-        const size_t n = size_t(std::min(per_layer, l->n_expert));
         for (slot_matrix & m : l->matrices) {
-            const size_t tail = ggml_row_size(m.tensor->type, 512);  // vector kernels may look beyond the last row
-            if (cudaMalloc(reinterpret_cast<void **>(&m.slots), n * m.expert_bytes + tail) != cudaSuccess) {
-                (void) cudaGetLastError();
-                m.slots = nullptr;
-                return false;
-            }
-            cudaMemset(m.slots, 0xFF, n * m.expert_bytes);
-            cudaMemset(m.slots + n * m.expert_bytes, 0, tail);
+            m.slots = next[l->config.device];
+            next[l->config.device] += pool_bytes(*l, m);
         }
     }
     return true;
 }
 
 void hot_cache::free_slots() {
+    for (const auto & [device, memory] : slot_memory) {
+        ggml_cuda_set_device(device);
+        cudaFree(memory);
+    }
+    slot_memory.clear();
     for (auto & l : layers) {
         for (slot_matrix & m : l->matrices) {
-            if (m.slots) {
-                ggml_cuda_set_device(l->config.device);
-                cudaFree(m.slots);
-                m.slots = nullptr;
-            }
+            m.slots = nullptr;
         }
     }
 }

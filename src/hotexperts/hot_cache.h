@@ -162,6 +162,7 @@ class hot_cache {
     void sum_counters(int32_t layer, phx_cache_layer & row);
     void note(const std::string & reason);
 
+    std::vector<std::pair<int, void *>> slot_memory;  // device, allocation
     std::mutex mutex;
     std::vector<std::unique_ptr<device_part>> parts;
     std::vector<context_link *> contexts;
