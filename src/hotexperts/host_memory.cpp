@@ -19,8 +19,9 @@ struct piece {
     int users;
 };
 
-std::mutex pieces_mutex;
-std::map<uintptr_t, piece> pieces_by_begin;  // do not overlap
+// Never destroyed: threads may still look at it while the process ends.
+std::mutex & pieces_mutex = *new std::mutex;
+std::map<uintptr_t, piece> & pieces_by_begin = *new std::map<uintptr_t, piece>;  // do not overlap
 
 std::string register_piece(uintptr_t begin, uintptr_t end, bool read_only) {
     unsigned flags = cudaHostRegisterPortable;

@@ -205,8 +205,9 @@ ggml_backend_device_i device_interface() {
 }
 
 const std::vector<std::unique_ptr<device_object>> & objects() {
-    static const auto all = [] {
-        std::vector<std::unique_ptr<device_object>> v;
+    static const auto & all = *[] {  // never destroyed: buffers point at them
+        auto * made = new std::vector<std::unique_ptr<device_object>>;
+        std::vector<std::unique_ptr<device_object>> & v = *made;
         ggml_backend_reg_t reg = ggml_backend_cuda_reg();
         for (size_t i = 0; i < ggml_backend_reg_dev_count(reg); i++) {
             auto o = std::make_unique<device_object>();
@@ -216,7 +217,7 @@ const std::vector<std::unique_ptr<device_object>> & objects() {
             o->buft = { TYPE, &o->dev, o.get() };
             v.push_back(std::move(o));
         }
-        return v;
+        return made;
     }();
     return all;
 }

@@ -33,8 +33,9 @@ struct place {
     int32_t matrix;
 };
 
-std::shared_mutex places_mutex;
-std::unordered_map<const ggml_tensor *, place> places;
+// Never destroyed: threads may still look at it while the process ends.
+std::shared_mutex & places_mutex = *new std::shared_mutex;
+std::unordered_map<const ggml_tensor *, place> & places = *new std::unordered_map<const ggml_tensor *, place>;
 
 int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -112,6 +113,10 @@ cache_layer::cache_layer(const layer_config & c, const policy_config & p, int32_
     }
 }
 
+bool cache_layer::is_pinned() const {
+    return std::all_of(matrices.begin(), matrices.end(), [](const slot_matrix & m) { return m.pinned; });
+}
+
 // ---------------------------------------------------------------- construction
 
 hot_cache::hot_cache(const phx_cache_config & c, const layer_config * rows, int32_t n_layers) : config(c) {
@@ -173,7 +178,7 @@ void hot_cache::make_parts() {
             part->device = l->config.device;
             ggml_cuda_set_device(part->device);
             check(cudaStreamCreateWithFlags(&part->stream, cudaStreamNonBlocking), "cannot make a copy stream");
-            if (std::any_of(layers.begin(), layers.end(), [](const auto & x) { return !x->matrices[0].pinned; })) {
+            if (std::any_of(layers.begin(), layers.end(), [](const auto & x) { return !x->is_pinned(); })) {
                 check(cudaHostAlloc(reinterpret_cast<void **>(&part->ring), 2 * RING_BYTES, cudaHostAllocPortable), "cannot allocate pinned memory");
                 for (cudaEvent_t & e : part->ring_free) {
                     check(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "cannot make an event");
@@ -347,14 +352,9 @@ void hot_cache::add_context(context_link * link) {
 
 void hot_cache::remove_context(context_link * link) {
     std::lock_guard<std::mutex> lock(mutex);
+    const std::vector<layer_counters> counters = link->read_counters();
     for (size_t i = 0; i < layers.size(); i++) {
-        cache_layer & l = *layers[i];
-        int64_t regions, hits, misses, wait;
-        link->read_counters(int32_t(i), regions, hits, misses, wait);
-        l.regions += regions;
-        l.hits += hits;
-        l.misses += misses;
-        l.wait_ns += wait;
+        layers[i]->counters.add(counters[i]);
     }
     contexts.erase(std::remove(contexts.begin(), contexts.end(), link), contexts.end());
 }
@@ -642,22 +642,18 @@ void hot_cache::upload_loop(device_part & part) {
 
 // ---------------------------------------------------------------- status
 
-void hot_cache::sum_counters(int32_t i, phx_cache_layer & row) {
-    const cache_layer & l = *layers[size_t(i)];
-    row.regions = l.regions;
-    row.hits = l.hits;
-    row.misses = l.misses;
-    row.wait_ns = l.wait_ns;
+std::vector<layer_counters> hot_cache::sum_counters() {
+    std::vector<layer_counters> sums;
+    for (const auto & l : layers) {
+        sums.push_back(l->counters);
+    }
     for (context_link * c : contexts) {
-        if (c->device == l.config.device) {
-            int64_t regions, hits, misses, wait;
-            c->read_counters(i, regions, hits, misses, wait);
-            row.regions += regions;
-            row.hits += hits;
-            row.misses += misses;
-            row.wait_ns += wait;
+        const std::vector<layer_counters> counters = c->read_counters();
+        for (size_t i = 0; i < sums.size(); i++) {
+            sums[i].add(counters[i]);
         }
     }
+    return sums;
 }
 
 void hot_cache::get_status(phx_cache_status * status, phx_cache_layer * rows) {
@@ -673,12 +669,15 @@ void hot_cache::get_status(phx_cache_status * status, phx_cache_layer * rows) {
     status->upload_ns = upload_ns;
     status->observations_lost = lost;
     snprintf(status->reason, sizeof(status->reason), "%s", reason.c_str());
+    for (const auto & l : layers) {
+        status->pinned = status->pinned && l->is_pinned();
+    }
+    if (!rows) {
+        return;
+    }
+    const std::vector<layer_counters> counters = sum_counters();
     for (size_t i = 0; i < layers.size(); i++) {
         const cache_layer & l = *layers[i];
-        status->pinned = status->pinned && l.matrices[0].pinned;
-        if (!rows) {
-            continue;
-        }
         phx_cache_layer & row = rows[i];
         row = {};
         row.layer = l.config.layer;
@@ -691,20 +690,22 @@ void hot_cache::get_status(phx_cache_status * status, phx_cache_layer * rows) {
         row.upload_failures = l.upload_failures;
         row.evictions = l.evictions;
         row.cpu_ns = l.cpu_ns;
-        sum_counters(int32_t(i), row);
+        row.regions = int64_t(counters[i].regions);
+        row.hits = int64_t(counters[i].hits);
+        row.misses = int64_t(counters[i].misses);
+        row.wait_ns = int64_t(counters[i].wait_ns);
     }
 }
 
 void hot_cache::reset_stats() {
     std::lock_guard<std::mutex> lock(mutex);
+    const std::vector<layer_counters> counters = sum_counters();
     for (size_t i = 0; i < layers.size(); i++) {
         cache_layer & l = *layers[i];
-        phx_cache_layer row = {};
-        sum_counters(int32_t(i), row);
-        l.regions -= row.regions;
-        l.hits -= row.hits;
-        l.misses -= row.misses;
-        l.wait_ns -= row.wait_ns;
+        l.counters.regions -= counters[i].regions;
+        l.counters.hits -= counters[i].hits;
+        l.counters.misses -= counters[i].misses;
+        l.counters.wait_ns -= counters[i].wait_ns;
         l.uploads = l.upload_failures = l.evictions = l.cpu_ns = 0;
     }
     steps = upload_bytes = upload_ns = lost = 0;

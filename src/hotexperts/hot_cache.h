@@ -18,6 +18,7 @@
 
 #include "cold_lane.h"
 #include "hot_api.h"
+#include "hot_kernels.h"
 #include "policy.h"
 #include "slots.h"
 
@@ -45,6 +46,8 @@ struct slot_matrix {
 struct cache_layer {
     cache_layer(const layer_config & config, const policy_config & policy, int32_t n_slots);
 
+    bool is_pinned() const;
+
     layer_config config;
     int32_t n_expert;
     std::vector<slot_matrix> matrices;  // gate (if any), up, down
@@ -57,7 +60,7 @@ struct cache_layer {
     int64_t upload_failures = 0;
     int64_t evictions = 0;
     int64_t cpu_ns = 0;
-    int64_t regions = 0, hits = 0, misses = 0, wait_ns = 0;  // of contexts that were freed, minus what reset_stats forgot
+    layer_counters counters = {};       // of contexts that were freed, minus (modulo 2^64) what reset_stats forgot
 };
 
 struct table_change {
@@ -73,7 +76,7 @@ struct context_link {
     bool in_step = false;
     uint32_t begun = 0;                // number of the last step that has begun
     uint64_t applied = 0;              // changes that its table has
-    virtual void read_counters(int32_t layer, int64_t & regions, int64_t & hits, int64_t & misses, int64_t & wait_ns) = 0;
+    virtual std::vector<layer_counters> read_counters() = 0;  // one for each layer of the cache
     virtual uint32_t error_layer() = 0;     // layer + 1 whose CPU lane did not answer, 0 = none
     virtual void finish_observing() = 0;    // returns when the lane thread has seen all steps that are complete
     virtual ~context_link() = default;
@@ -159,7 +162,7 @@ class hot_cache {
     cudaError_t copy_bytes(device_part & part, char * to, const char * from, size_t bytes, bool pinned);
     void change(int32_t layer, int32_t expert, int32_t slot);
     void poison(device_part & part, int32_t layer, int32_t slot);
-    void sum_counters(int32_t layer, phx_cache_layer & row);
+    std::vector<layer_counters> sum_counters();
     void note(const std::string & reason);
 
     std::vector<std::pair<int, void *>> slot_memory;  // device, allocation

@@ -22,8 +22,10 @@ constexpr auto SPIN = std::chrono::milliseconds(2);
 
 using clock = std::chrono::steady_clock;
 
-std::mutex contexts_mutex;
-std::unordered_map<const ggml_backend_cuda_context *, std::unique_ptr<hot_context>> contexts;
+// Never destroyed: at the end of the process the driver may be gone before a context that nobody freed.
+using context_map = std::unordered_map<const ggml_backend_cuda_context *, std::unique_ptr<hot_context>>;
+std::mutex & contexts_mutex = *new std::mutex;
+context_map & contexts = *new context_map;
 
 hot_context * find_context(const ggml_backend_cuda_context & ctx) {
     std::lock_guard<std::mutex> lock(contexts_mutex);
@@ -604,16 +606,13 @@ void hot_context::finish_observing() {
     jobs_done.wait_for(lock, limit, [&] { return (jobs.empty() && !is_answering) || stopping; });
 }
 
-void hot_context::read_counters(int32_t layer, int64_t & regions, int64_t & hits, int64_t & misses, int64_t & wait_ns) {
-    layer_counters c = {};
+std::vector<layer_counters> hot_context::read_counters() {
+    std::vector<layer_counters> counters(cache->layers.size());
     ggml_cuda_set_device(device);
-    if (cudaMemcpy(&c, mail.counters + layer, sizeof(c), cudaMemcpyDeviceToHost) != cudaSuccess) {
+    if (cudaMemcpy(counters.data(), mail.counters, counters.size() * sizeof(layer_counters), cudaMemcpyDeviceToHost) != cudaSuccess) {
         (void) cudaGetLastError();
     }
-    regions = int64_t(c.regions);
-    hits = int64_t(c.hits);
-    misses = int64_t(c.misses);
-    wait_ns = int64_t(c.wait_ns);
+    return counters;
 }
 
 uint32_t hot_context::error_layer() {

@@ -64,7 +64,7 @@ class hot_context : public context_link {
     int compute(const ggml_cgraph * cgraph, int i, mul_mat_id_fn upstream);
     bool blocks_cuda_graph() const { return blocks; }
 
-    void read_counters(int32_t layer, int64_t & regions, int64_t & hits, int64_t & misses, int64_t & wait_ns) override;
+    std::vector<layer_counters> read_counters() override;
     uint32_t error_layer() override;
     void finish_observing() override;
 

@@ -45,6 +45,13 @@ struct layer_counters {
     unsigned long long hits;
     unsigned long long misses;
     unsigned long long wait_ns;
+
+    void add(const layer_counters & other) {
+        regions += other.regions;
+        hits += other.hits;
+        misses += other.misses;
+        wait_ns += other.wait_ns;
+    }
 };
 
 // In device memory, written by kernels of the context's stream alone.

@@ -17,6 +17,7 @@ namespace {
 const char * const EXPERTS_PATTERN = "\\.ffn_(up|down|gate|gate_up)_(ch|)exps";
 
 constexpr uint32_t DEFAULT_N_CTX = 4096;
+constexpr int32_t MAX_LAYERS = 512;  // upstream's limit
 
 const std::array<ggml_type, 9> KV_TYPES = { GGML_TYPE_F32,  GGML_TYPE_F16,    GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0,
                                             GGML_TYPE_Q4_1, GGML_TYPE_IQ4_NL, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1 };
@@ -90,6 +91,16 @@ void require_token(const phx_model * model, int32_t token) {
     }
 }
 
+// Forgets what a decode that failed has stored. Recurrent states cannot go back: such a context becomes empty.
+void roll_back(phx_context * ctx) {
+    llama_memory_t memory = llama_get_memory(ctx->llama);
+    if (!llama_memory_seq_rm(memory, 0, ctx->n_past, -1)) {
+        llama_memory_clear(memory, /*data=*/true);
+        ctx->n_past = 0;
+        phx::log_record(GGML_LOG_LEVEL_WARN, "the context of this recurrent model was cleared after a failure");
+    }
+}
+
 void decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t outputs) {
     phx::require(ctx && tokens && n > 0, "nothing to decode");
     phx::require(outputs >= PHX_OUTPUTS_NONE && outputs <= PHX_OUTPUTS_ALL, "unknown kind of outputs");
@@ -124,11 +135,11 @@ void decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t output
             phx::check_cache(ctx->model);
         }
     } catch (...) {
-        llama_memory_seq_rm(llama_get_memory(ctx->llama), 0, ctx->n_past, -1);
+        roll_back(ctx);
         throw;
     }
     if (result != 0) {  // earlier parts of the batch may have been stored
-        llama_memory_seq_rm(llama_get_memory(ctx->llama), 0, ctx->n_past, -1);
+        roll_back(ctx);
     }
     if (result == 1) {
         throw phx::error(PHX_ERR_FULL, "the context has no free slot for these tokens");
@@ -157,7 +168,10 @@ int32_t sample(phx_context * ctx, phx_sampler * sampler) {
 
 namespace phx {
 
-llama_model_params to_llama(const char * path, const phx_model_params & params, model_overrides & overrides) {
+llama_model_params to_llama(const char * path, phx_model_params params, model_overrides & overrides) {
+    if (params.n_cpu_moe >= MAX_LAYERS) {  // more than any model has: one pattern instead of as many
+        params.n_cpu_moe = -1;
+    }
     llama_model_params result = llama_model_default_params();
     result.n_gpu_layers = params.n_gpu_layers;
     switch (params.load_mode) {

@@ -158,7 +158,7 @@ PHX_API void phx_context_clear(phx_context * ctx);
 enum phx_outputs { PHX_OUTPUTS_NONE = 0, PHX_OUTPUTS_LAST = 1, PHX_OUTPUTS_ALL = 2 };
 
 // Evaluates n tokens after those decoded before. outputs: for which of them logits are kept.
-// A failure leaves the context as it was before the call.
+// A failure leaves the context as it was before the call; a recurrent model's becomes empty.
 PHX_API int phx_decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t outputs);
 
 // Copies the logits of output rows first .. first + n_rows - 1 of the last decode; out: float[n_rows][n_vocab].

@@ -49,6 +49,41 @@ std::string expert_part(const std::string & name, int & layer) {
     return "";
 }
 
+// The expert weights of the layers whose number the expression matches.
+std::string experts_of(const std::string & layer) {
+    return "^blk\\." + layer + "\\.ffn_(gate|up|down|gate_up)_(ch)?exps\\.weight$";
+}
+
+// The device that runs each layer, by a load without allocation. It follows from how the layers are split, by free memory,
+// which must be the same in the load that follows: llama_params gets the split too.
+std::vector<ggml_backend_dev_t> layer_devices(const char * path, llama_model_params & llama_params, phx::model_overrides & overrides) {
+    overrides.tensor_split.assign(llama_max_devices(), 0.0f);
+    for (size_t i = 0; i < ggml_backend_reg_dev_count(cuda_reg()) && i < overrides.tensor_split.size(); i++) {
+        size_t free = 0;
+        size_t total = 0;
+        ggml_backend_dev_memory(ggml_backend_reg_dev_get(cuda_reg(), i), &free, &total);
+        overrides.tensor_split[i] = float(free >> 20) + 1.0f;
+    }
+    llama_params.tensor_split = overrides.tensor_split.data();
+
+    llama_model_params probe_params = llama_params;
+    const llama_model_tensor_buft_override none = { nullptr, nullptr };
+    probe_params.tensor_buft_overrides = &none;
+    probe_params.no_alloc = true;
+    probe_params.load_mode = LLAMA_LOAD_MODE_NONE;
+    probe_params.progress_callback = nullptr;
+    phx::log_capture log(/*quiet=*/true);
+    std::unique_ptr<llama_model, model_deleter> probe(llama_model_load_from_file(path, probe_params));
+    if (!probe) {
+        throw phx::error(log.status(PHX_ERR_LOAD), log.text());
+    }
+    std::vector<ggml_backend_dev_t> devices;
+    for (int32_t i = 0; i < llama_model_n_layer(probe.get()); i++) {
+        devices.push_back(probe->dev_layer(i));
+    }
+    return devices;
+}
+
 struct cache_call {
     const hx::api * api;
     hx::cache * cache;
@@ -95,43 +130,26 @@ void place_hot_experts(const char * path, const phx_model_params & params, llama
     if (!api) {
         throw error(PHX_ERR_UNSUPPORTED, "the hot-expert cache needs the CUDA backend");
     }
-    // Which GPU runs a layer follows from how the layers are split: by free memory, which must be the same in both loads.
-    std::vector<size_t> free_bytes;
-    for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
-        ggml_backend_dev_t dev = ggml_backend_dev_get(i);
-        if (cuda_index(dev) >= 0) {
-            size_t free = 0;
-            size_t total = 0;
-            ggml_backend_dev_memory(dev, &free, &total);
-            free_bytes.push_back(free);
-        }
-    }
-    overrides.tensor_split.assign(llama_max_devices(), 0.0f);
-    for (size_t i = 0; i < free_bytes.size() && i < overrides.tensor_split.size(); i++) {
-        overrides.tensor_split[i] = float(free_bytes[i] >> 20) + 1.0f;
-    }
-    llama_params.tensor_split = overrides.tensor_split.data();
-
-    llama_model_params probe_params = llama_params;
-    const llama_model_tensor_buft_override none = { nullptr, nullptr };
-    probe_params.tensor_buft_overrides = &none;
-    probe_params.no_alloc = true;
-    probe_params.load_mode = LLAMA_LOAD_MODE_NONE;
-    probe_params.progress_callback = nullptr;
-    log_capture log(/*quiet=*/true);
-    std::unique_ptr<llama_model, model_deleter> probe(llama_model_load_from_file(path, probe_params));
-    if (!probe) {
-        throw error(log.status(PHX_ERR_LOAD), log.text());
-    }
-    const int32_t n_layer = llama_model_n_layer(probe.get());
-    const int32_t n_hot = params.n_cpu_moe < 0 ? n_layer : std::min(params.n_cpu_moe, n_layer);
+    const size_t n_devices = ggml_backend_reg_dev_count(cuda_reg());
     overrides.entries.clear();
     overrides.patterns.clear();
     std::vector<ggml_backend_buffer_type_t> types;
-    for (int32_t i = 0; i < n_hot; i++) {
-        const int32_t device = cuda_index(probe->dev_layer(i));
-        types.push_back(device >= 0 ? api->buffer_type(device) : ggml_backend_cpu_buffer_type());
-        overrides.patterns.push_back("^blk\\." + std::to_string(i) + "\\.ffn_(gate|up|down|gate_up)_(ch)?exps\\.weight$");
+    if (n_devices == 1 && params.n_gpu_layers < 0) {  // all layers run there
+        if (params.n_cpu_moe < 0) {
+            overrides.patterns.push_back(experts_of("[0-9]+"));
+        }
+        for (int32_t i = 0; i < params.n_cpu_moe; i++) {
+            overrides.patterns.push_back(experts_of(std::to_string(i)));
+        }
+        types.assign(overrides.patterns.size(), api->buffer_type(0));
+    } else {
+        const std::vector<ggml_backend_dev_t> devices = layer_devices(path, llama_params, overrides);
+        const size_t n_hot = params.n_cpu_moe < 0 ? devices.size() : std::min(size_t(params.n_cpu_moe), devices.size());
+        for (size_t i = 0; i < n_hot; i++) {
+            const int32_t device = cuda_index(devices[i]);
+            types.push_back(device >= 0 ? api->buffer_type(device) : ggml_backend_cpu_buffer_type());
+            overrides.patterns.push_back(experts_of(std::to_string(i)));
+        }
     }
     for (size_t i = 0; i < types.size(); i++) {
         overrides.entries.push_back({ overrides.patterns[i].c_str(), types[i] });

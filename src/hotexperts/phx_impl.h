@@ -132,7 +132,7 @@ struct model_overrides {
     std::vector<llama_model_tensor_buft_override> entries;
     std::vector<float> tensor_split;
 };
-llama_model_params to_llama(const char * path, const phx_model_params & params, model_overrides & overrides);
+llama_model_params to_llama(const char * path, phx_model_params params, model_overrides & overrides);
 llama_context_params to_llama(const phx_context_params & params, const llama_model * model);
 
 // The hot-expert cache (phx_cache.cpp).
