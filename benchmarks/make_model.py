@@ -22,7 +22,8 @@ the prompt as published traces do:
     C 256/8   GLM-5.2                35 %                     41: 55 % (Qwen3.5-122B-A10B)
 
 The parameters were fitted to these by random search. gpt-oss (128/4), GLM-4.5-Air (128/8) and DeepSeek-V2 (64/6 and
-160/6) use those of A, since no full trace of theirs is published. tests/native/test_geometry_models.py holds the figures.
+160/6) use those of A, since no full trace of theirs is published. The figures are held by
+tests/native/test_geometry_models.py.
 """
 
 from __future__ import annotations

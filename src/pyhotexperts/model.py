@@ -104,22 +104,18 @@ class Model:
             integer("seed", seed, -1, MAX_SEED)
         if progress is not None and not isinstance(progress, bool) and not callable(progress):
             raise ConfigError(f"progress must be a function, True, False or None, not {progress!r}")
-        n_batch = integer("n_batch", n_batch, 1, MAX_N_CTX)
-        request = placement.LoadRequest(
-            path="",
-            n_gpu_layers=-1 if n_gpu_layers is None else integer("n_gpu_layers", n_gpu_layers, -1, 1_000_000),
-            load_mode=choice("load_mode", load_mode, placement.LOAD_MODES),
-            n_ctx=0 if n_ctx is None else integer("n_ctx", n_ctx, 1, MAX_N_CTX),
+        request = load_request(
+            path,
+            n_gpu_layers=n_gpu_layers,
+            n_ctx=n_ctx,
             n_batch=n_batch,
-            n_ubatch=min(n_batch, integer("n_ubatch", n_ubatch, 1, MAX_N_CTX)),
-            n_threads=machine.default_threads()
-            if n_threads is None
-            else integer("n_threads", n_threads, 1, machine.MAX_THREADS),
-            type_k=_kv_type("type_k", type_k),
-            type_v=_kv_type("type_v", type_v),
-            flash_attn=_flash_attn(flash_attn),
+            n_ubatch=n_ubatch,
+            n_threads=n_threads,
+            type_k=type_k,
+            type_v=type_v,
+            flash_attn=flash_attn,
+            load_mode=load_mode,
         )
-        request = replace(request, path=loading.check_file(path))
         _ffi.init()
         self._seed = seed
         self._exclusive = Exclusive()
@@ -471,6 +467,44 @@ def _sampling(options: dict[str, Any]) -> Sampling:
     if unknown:
         raise ConfigError(f"unknown parameter {', '.join(unknown)}: there are {', '.join(known)}")
     return Sampling(**options)
+
+
+def load_request(
+    path: str | os.PathLike[str] | None,
+    *,
+    n_gpu_layers: int | None = None,
+    n_ctx: int | None = None,
+    n_batch: int = 2048,
+    n_ubatch: int = 512,
+    n_threads: int | None = None,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    flash_attn: str | bool = "auto",
+    load_mode: str = "mmap",
+) -> placement.LoadRequest:
+    """The checked parameters of a load, as of `Model`.
+
+    Raises
+    ------
+    ConfigError, ModelLoadError
+        If a parameter has a value that cannot be used, or the file is no GGUF.
+    """
+    n_batch = integer("n_batch", n_batch, 1, MAX_N_CTX)
+    request = placement.LoadRequest(
+        path="",
+        n_gpu_layers=-1 if n_gpu_layers is None else integer("n_gpu_layers", n_gpu_layers, -1, 1_000_000),
+        load_mode=choice("load_mode", load_mode, placement.LOAD_MODES),
+        n_ctx=0 if n_ctx is None else integer("n_ctx", n_ctx, 1, MAX_N_CTX),
+        n_batch=n_batch,
+        n_ubatch=min(n_batch, integer("n_ubatch", n_ubatch, 1, MAX_N_CTX)),
+        n_threads=machine.default_threads()
+        if n_threads is None
+        else integer("n_threads", n_threads, 1, machine.MAX_THREADS),
+        type_k=_kv_type("type_k", type_k),
+        type_v=_kv_type("type_v", type_v),
+        flash_attn=_flash_attn(flash_attn),
+    )
+    return replace(request, path=loading.check_file(path))
 
 
 def kv_types() -> list[str]:

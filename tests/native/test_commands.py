@@ -97,6 +97,16 @@ def test_info_as_json_and_as_text() -> None:
         (("demo", "--moe-hot-k", "many"), 'neither a whole number nor "auto"'),
         (("demo", "--moe-hot-k", "8", "-cmoe"), "contradict each other"),
         (("demo", "--vram-budget", "1 banana"), "1 banana"),
+        (("bench", "--modes", "warp"), "none of the offload modes"),
+        (("bench", "--modes", "layers:x"), "after the colon comes a whole number"),
+        (("bench", "--text", "missing.txt"), "cannot read the text missing.txt"),
+        (("bench", "--text", "a", "--consecutive"), "contradict"),
+        (("bench", "-m", "missing.gguf"), "no file missing.gguf"),
+        (("bench", "-p", "0", "-n", "0"), "nothing to measure"),
+        (("bench", "-r", "0"), "--repetitions must be"),
+        (("bench", "-t", "0"), "--threads must be"),
+        (("bench", "-ctk", "f17"), "--cache-type-k must be one of"),
+        (("bench", "--vram-budget", "much"), "--vram-budget must be bytes"),
         (("demo", "--moe-hot-policy", "magic"), "policy must be one of decay, lru, window"),
     ],
 )
@@ -137,3 +147,27 @@ def test_wrong_usage_shows_the_usage() -> None:
     assert command().returncode == 2
     assert b"usage: pyhotexperts" in command("generate", "--no-such-flag").stderr
     assert b"demo" in command("--help").stdout
+
+
+@pytest.mark.parametrize("extra", [(), ("--consecutive",)], ids=["text", "consecutive"])
+def test_bench_measures_real_runs(extra: tuple[str, ...]) -> None:
+    run = command(
+        "bench", "--modes", "cpu_experts", "-p", "32", "-n", "70", "-r", "2", "-t", "1", "-o", "jsonl", *extra
+    )
+    assert run.returncode == 0, run.stderr.decode()
+    rows = [json.loads(line) for line in run.stdout.decode().splitlines()]
+    assert [(row["test"], row["warm"], row["repetitions"]) for row in rows if row["load_mode"] == "mmap"] == [
+        ("pp32", None, 2),
+        ("tg64 cold", False, 2),
+        ("tg6 warm", True, 2),
+    ]
+    assert all(row["median_ts"] > 1 for row in rows)
+    assert b"repetition 2 of 2" in run.stderr
+
+
+def test_bench_says_which_runs_failed() -> None:
+    run = command("bench", "-p", "30000", "-r", "1", "-t", "1", "--modes", "cpu_experts", "-lm", "mmap")
+    assert run.returncode == 1
+    assert run.stdout == b""
+    assert b"some runs failed" in run.stderr
+    assert b"give a longer text" in run.stderr

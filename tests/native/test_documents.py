@@ -23,13 +23,13 @@ def documents(root: Path) -> list[Path]:
     return [root / "README.md", root / "benchmarks" / "README.md", *sorted((root / "docs").glob("*.md"))]
 
 
-def test_every_python_example_of_the_readme_runs(root: Path) -> None:
-    examples = blocks(root / "README.md", "python")
-    assert len(examples) >= 2
-    for example in examples:
+def test_every_python_example_runs(root: Path) -> None:
+    examples = [(path.name, code) for path in documents(root) for code in blocks(path, "python")]
+    assert len(examples) >= 4
+    for name, code in examples:
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
-            exec(compile(example, "README.md", "exec"), {})
+            exec(compile(code, name, "exec"), {})
         assert output.getvalue()
 
 
@@ -46,7 +46,8 @@ def test_every_flag_and_variable_of_the_table_exists(root: Path, capsys: pytest.
     with pytest.raises(SystemExit):
         parser().parse_args(["generate", "--help"])
     help_text = capsys.readouterr().out
-    rows = [line for line in (root / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    tables = "".join((root / name).read_text(encoding="utf-8") for name in ("README.md", "docs/knobs.md"))
+    rows = [line for line in tables.splitlines() if line.startswith("| `")]
     flags = {f for row in rows for f in re.findall(r"`(--?[a-z][a-z-]*)`", row)}
     variables = {v for row in rows for v in re.findall(r"`(LLAMA_ARG_\w+)`", row)}
     assert len(flags) > 15

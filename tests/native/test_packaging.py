@@ -25,7 +25,12 @@ pytestmark = pytest.mark.slow
 
 LIBRARIES = {f"pyhotexperts/lib/lib{n}.so" for n in ("phx", "phx-ggml", "phx-ggml-base", "phx-ggml-cpu", "phx-llama")}
 MODULE = "pyhotexperts/_native.abi3.so"
-DATA = {"pyhotexperts/py.typed", "pyhotexperts/data/tinymoe-q4_k_m.gguf", "pyhotexperts/data/SOURCES.md"}
+DATA = {
+    "pyhotexperts/py.typed",
+    "pyhotexperts/data/tinymoe-q4_k_m.gguf",
+    "pyhotexperts/data/SOURCES.md",
+    "pyhotexperts/data/bench.txt",
+}
 # what C and C++ programs of any Linux distribution find without our help
 SYSTEM_LIBRARY = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp|atomic)|ld-linux[\w-]*)\.so\.\d+")
 MAX_BYTES = 36_000_000  # sdist and wheel: the model has 27.9 MB, which no compression makes smaller

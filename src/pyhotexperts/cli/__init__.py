@@ -1,4 +1,4 @@
-"""The command ``pyhotexperts``: demo, generate, info."""
+"""The command ``pyhotexperts``: demo, generate, bench, info."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from pyhotexperts import __version__
-from pyhotexperts.cli import demo, generate, info
+from pyhotexperts.cli import bench, demo, generate, info
 from pyhotexperts.errors import ConfigError, PyHotExpertsError
 
 INTERRUPTED = 130  # the shell's exit status for Ctrl-C
@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"pyhotexperts {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (demo, generate, info):
+    for module in (demo, generate, bench, info):
         module.add_parser(commands)
     return top
 

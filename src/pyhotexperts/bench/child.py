@@ -1,0 +1,131 @@
+"""Measures one run in a process of its own: ``python -m pyhotexperts.bench.child RUN_AS_JSON`` prints one JSON line.
+
+Tokens are fed, not chosen, so every mode computes the same. Each repetition takes tokens of its own: segments of
+consecutive ids, or a part of the text.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+import pyhotexperts as phx
+from pyhotexperts.bench.config import COLD_TOKENS, SEGMENT, Run, read_text
+from pyhotexperts.errors import ConfigError, PyHotExpertsError
+
+
+def vram_used() -> int:
+    """Bytes in use on all GPUs, by anybody."""
+    return sum(d.memory_total - d.memory_free for d in phx.devices() if d.is_gpu)
+
+
+def tokens_of(run: Run, model: phx.Model) -> tuple[list[int], list[int]]:
+    """Tokens to warm up with, and the run's own: depth, prompt and what is generated."""
+    n_own = run.n_depth + run.n_prompt + run.n_gen
+    n_warm = min(run.n_ubatch, n_own) + 16 if run.warm_up else 0
+    if run.text is None:
+        n_vocab = model.info.n_vocab
+        start = SEGMENT * (4 + run.repetition * -(-n_own // SEGMENT))
+        return [i % n_vocab for i in range(n_warm)], [(start + i) % n_vocab for i in range(n_own)]
+    ids = model.tokenize(read_text(run.text))
+    if len(ids) < 2 * n_own:
+        raise ConfigError(
+            f"{run.text} has {len(ids)} tokens, and a run needs {2 * n_own}: give a longer text, or less to do"
+        )
+    start = run.repetition * n_own % (len(ids) - n_own)
+    elsewhere = (start + n_own + len(ids) // 2) % len(ids)
+    return [ids[(elsewhere + i) % len(ids)] for i in range(n_warm)], ids[start : start + n_own]
+
+
+def cache_figures(model: phx.Model, n_gen: int) -> dict[str, Any]:
+    """What the hot-expert cache did while tokens were generated."""
+    status = model.cache.status
+    if not status.active:
+        return {}
+    return {
+        "slots": status.slots,
+        "policy": status.policy,
+        "pinned": status.pinned,
+        "hit_rate": status.hit_rate,
+        "uploads_per_token": float(status.uploads.sum()) / n_gen,
+        "cpu_lane_ms_per_token": 1e3 * float(status.cpu_seconds.sum()) / n_gen,
+        "wait_ms_per_token": 1e3 * float(status.wait_seconds.sum()) / n_gen,
+        "bypassed": status.bypassed,
+    }
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Load the model and time it; all times in seconds."""
+    before = vram_used()
+    mark = time.perf_counter()
+    model = phx.Model(
+        run.model,
+        offload=run.mode.offload(),
+        n_ctx=run.n_depth + run.n_prompt + run.n_gen + 64,
+        n_batch=run.n_batch,
+        n_ubatch=run.n_ubatch,
+        n_threads=run.n_threads,
+        type_k=run.type_k,
+        type_v=run.type_v,
+        load_mode=run.load_mode,
+        flash_attn=run.flash_attn,
+        progress=False,
+    )
+    load_seconds = time.perf_counter() - mark
+    with model:
+        warm, own = tokens_of(run, model)
+        if warm:
+            model.eval(warm[:-16])
+            for token in warm[-16:]:
+                model.eval([token])
+            model.reset()
+        peak = vram_used()
+        if run.n_depth:
+            model.eval(own[: run.n_depth])
+        mark = time.perf_counter()
+        if run.n_prompt:
+            model.eval(own[run.n_depth : run.n_depth + run.n_prompt])
+        prompt_seconds = time.perf_counter() - mark
+        peak = max(peak, vram_used())
+        if model.cache.status.active:
+            model.cache.reset_stats()
+        steps = []
+        for token in own[run.n_depth + run.n_prompt :]:
+            mark = time.perf_counter()
+            model.eval([token])
+            steps.append(time.perf_counter() - mark)
+        peak = max(peak, vram_used())
+        return {
+            "model_type": model.info.description,
+            "model_size": model.info.size,
+            "model_n_params": model.info.n_params,
+            "n_gpu_layers": model.n_gpu_layers,
+            "load_seconds": load_seconds,
+            "prompt_seconds": prompt_seconds,
+            "steps_seconds": steps,
+            "cold_seconds": sum(steps[:COLD_TOKENS]),
+            "vram_peak": peak - before,
+            "vram_planned": sum(m.needed for m in model.memory if m.is_gpu),
+            **(cache_figures(model, len(steps)) if steps else {}),
+        }
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value that this share of the others does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))] if ordered else 0.0
+
+
+def spread(values: list[float]) -> float:
+    """Standard deviation, 0 for fewer than two values."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(measure(Run.from_json(sys.argv[1]))))
+    except PyHotExpertsError as e:
+        sys.exit(f"{type(e).__name__}: {e}")

@@ -1,0 +1,196 @@
+"""Decides what to run and runs it: the best configuration of each baseline, then all modes in turn at equal VRAM."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pyhotexperts import machine, placement
+from pyhotexperts.bench.config import Mode, Run
+from pyhotexperts.errors import ConfigError, PyHotExpertsError
+from pyhotexperts.model import load_request
+from pyhotexperts.offload import HotExperts
+
+MODES = ("cpu_experts", "layers", "hot_experts", "full_gpu")
+TRIES = 4  # to find the number of slots
+
+Execute = Callable[[Run], dict[str, Any]]
+Report = Callable[[str], None]
+
+
+class RunFailedError(PyHotExpertsError):
+    """A benchmark process ended without a result."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to compare. `base` has the workload; its mode, threads and load mode are replaced."""
+
+    base: Run
+    modes: tuple[Mode | str, ...]  # a name alone: `layers` and `hot_experts` are fitted to the budget
+    threads: tuple[int, ...]
+    load_modes: tuple[str, ...]
+    repetitions: int
+    vram_budget: int | None = None  # bytes, for `layers`, and for `hot_experts` without it
+
+
+@dataclass
+class Outcome:
+    """What was measured, and the best configuration of each mode."""
+
+    measured: list[tuple[Run, dict[str, Any]]] = field(default_factory=list)
+    winners: dict[str, Run] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+def execute(run: Run, env: dict[str, str] | None = None) -> dict[str, Any]:
+    """Measure in a process of its own; env: its environment, None = this process's."""
+    command = [sys.executable, "-m", "pyhotexperts.bench.child", run.to_json()]
+    child = subprocess.run(command, capture_output=True, text=True, env=env)
+    if child.returncode:
+        lines = child.stderr.strip().splitlines() or [f"exit status {child.returncode}"]
+        raise RunFailedError(f"{run.label}: {lines[-1]}")
+    result: dict[str, Any] = json.loads(child.stdout)
+    return result
+
+
+class Benchmark:
+    """One comparison. `outcome` is complete for what has finished, also after an interrupt."""
+
+    def __init__(self, options: Options, execute: Execute = execute, report: Report = lambda line: None) -> None:
+        self.options = options
+        self.outcome = Outcome()
+        self._execute = execute
+        self._report = report
+
+    def run(self) -> None:
+        """Measure everything: first each mode with all its variants, then the winners in turn."""
+        for mode in self.options.modes:
+            self._first(mode)
+        winners = list(self.outcome.winners.values())
+        for repetition in range(1, self.options.repetitions):
+            shift = repetition % max(1, len(winners))
+            for run in winners[shift:] + winners[:shift]:
+                self._measure(run.repeated(repetition))
+
+    # ------------------------------------------------------------ first repetition
+
+    def _first(self, mode: Mode | str) -> None:
+        """Run the mode's variants; the one that generates fastest (without generation: reads fastest) wins."""
+        name = mode if isinstance(mode, str) else mode.name
+        best: tuple[float, Run] | None = None
+        for run in self._variants(mode):
+            result = self._fitted(run) if mode == "hot_experts" else self._measure(run)
+            if result is None:
+                continue
+            run = self.outcome.measured[-1][0]
+            seconds = sum(result["steps_seconds"]) or result["prompt_seconds"]
+            if best is None or seconds < best[0]:
+                best = seconds, run
+        if best is not None:
+            self.outcome.winners[name if isinstance(mode, str) else str(mode)] = best[1]
+
+    def _variants(self, mode: Mode | str) -> list[Run]:
+        name = mode if isinstance(mode, str) else mode.name
+        threads, load_modes = self.options.threads, self.options.load_modes
+        if name == "full_gpu":  # neither matters there
+            threads, load_modes = threads[:1], load_modes[:1]
+        runs = [replace(self.options.base, n_threads=t, load_mode=lm) for t in threads for lm in load_modes]
+        if isinstance(mode, Mode):
+            return [replace(run, mode=mode) for run in runs]
+        if mode == "full_gpu" and not self._fits(replace(runs[0], mode=Mode("full_gpu"))):
+            self._report("full_gpu: the model does not fit, left out")
+            return []
+        if mode == "layers":
+            value = self._layers_in_budget(runs[0])
+            return [replace(run, mode=Mode("layers", value)) for run in runs]
+        return [replace(run, mode=Mode(name)) for run in runs]
+
+    def _fits(self, run: Run) -> bool:
+        return placement.fits_gpu(placement.plan(_request(run), run.mode.offload()))
+
+    def _layers_in_budget(self, run: Run) -> int:
+        """The fewest layers in RAM whose plan stays within the budget, or within what is free."""
+        budget = self.options.vram_budget
+
+        def fits(n_cpu_moe: int) -> bool:
+            memory = placement.plan(_request(run), Mode("layers", n_cpu_moe).offload())
+            if budget is None:
+                return placement.fits_gpu(memory)
+            return all(m.needed + placement.CUDA_OVERHEAD <= budget for m in memory if m.is_gpu and m.needed)
+
+        low, high = 0, 512
+        if not fits(high):
+            raise ConfigError("the VRAM budget does not even hold the model without its experts: give a larger one")
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(middle) else (middle + 1, high)
+        return low
+
+    def _fitted(self, run: Run) -> dict[str, Any] | None:
+        """Run hot experts with as many slots as keep the peak within that of `layers`, or within the budget."""
+        layers = self.outcome.winners.get("layers")
+        peaks = [r["vram_peak"] for other, r in self.outcome.measured if layers and other.label == layers.label]
+        limit = max(peaks) if peaks else self.options.vram_budget
+        probe = replace(run, mode=Mode("hot_experts", 1))
+        memory = placement.plan(_request(run), probe.mode.offload())
+        slot = max((m.slot for m in memory), default=0)
+        if not slot:
+            self.outcome.failures.append("hot_experts: no layer on a GPU has routed experts in RAM")
+            return None
+        most = max(m.n_expert for m in memory)
+        slots = placement.slots_that_fit(memory, HotExperts(vram_budget=limit))
+        fitting: tuple[Run, dict[str, Any]] | None = None
+        for _ in range(TRIES):
+            if slots < 1:
+                break
+            result = self._measure(replace(run, mode=Mode("hot_experts", slots)))
+            if result is None or limit is None:
+                return result
+            measured = self.outcome.measured.pop()  # in the results only if nothing fits better
+            more = (limit - result["vram_peak"]) // slot  # negative: it took too much
+            if more >= 0 and (fitting is None or slots > fitting[0].mode.value):
+                fitting = measured
+            if 0 <= more <= slots // 50 or slots == most == min(most, slots + more):
+                break
+            slots = min(most, slots + more)
+        if fitting is None:
+            self.outcome.failures.append("hot_experts: the VRAM of the layers row has no room for one slot per layer")
+            return None
+        self.outcome.measured.append(fitting)
+        return fitting[1]
+
+    def _measure(self, run: Run) -> dict[str, Any] | None:
+        self._report(f"{run.label}, repetition {run.repetition + 1} of {self.options.repetitions}")
+        try:
+            result = self._execute(run)
+        except RunFailedError as e:
+            self.outcome.failures.append(str(e))
+            return None
+        self.outcome.measured.append((run, result))
+        return result
+
+
+def _request(run: Run) -> placement.LoadRequest:
+    """What loading the run's model asks for."""
+    return load_request(
+        run.model,
+        n_ctx=run.n_depth + run.n_prompt + run.n_gen + 64,
+        n_batch=run.n_batch,
+        n_ubatch=run.n_ubatch,
+        n_threads=run.n_threads,
+        type_k=run.type_k,
+        type_v=run.type_v,
+        flash_attn=run.flash_attn,
+        load_mode=run.load_mode,
+    )
+
+
+def default_threads() -> tuple[int, ...]:
+    """The numbers of threads that are tried: all physical cores, and all but one."""
+    cores = machine.default_threads()
+    return (cores, cores - 1) if cores > 2 else (cores,)

@@ -1,0 +1,150 @@
+"""``pyhotexperts bench``: offload modes side by side, at equal VRAM, one process for each measurement."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from pyhotexperts import loading, machine
+from pyhotexperts.bench import config, output, runner, summary
+from pyhotexperts.bench.config import Mode, Run
+from pyhotexperts.errors import ConfigError, PyHotExpertsError
+from pyhotexperts.model import kv_types
+from pyhotexperts.placement import LOAD_MODES
+from pyhotexperts.validation import choice, integer, memory_size
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "bench",
+        help="compare the speed of offload modes",
+        description="Compare the speed of offload modes at equal VRAM. Each measurement runs in a process of its own; "
+        "each mode is first tried with all given threads and load modes, and its fastest variant is repeated.",
+    )
+    g = parser.add_argument_group("what")
+    g.add_argument("-m", "--model", metavar="FNAME", help="GGUF file; default: the small model of the package")
+    g.add_argument(
+        "--modes",
+        nargs="+",
+        default=list(runner.MODES),
+        metavar="MODE",
+        help="cpu_experts, layers (as many on the GPU as the budget holds), layers:N, hot_experts (as many slots as "
+        "the VRAM of the layers row holds), hot_experts:SLOTS, full_gpu; default: all that can be had",
+    )
+    g.add_argument("--slots", type=int, metavar="N", help="slots per layer, in place of hot_experts fitted to layers")
+    g.add_argument(
+        "--vram-budget", metavar="SIZE", help="all VRAM that a process may use, such as 12GiB; default: what is free"
+    )
+    g.add_argument("-p", "--n-prompt", type=int, default=512, metavar="N", help="prompt tokens; default: 512")
+    g.add_argument("-n", "--n-gen", type=int, default=128, metavar="N", help="generated tokens; default: 128")
+    g.add_argument("-d", "--n-depth", type=int, default=0, metavar="N", help="tokens of context before; default: 0")
+    g.add_argument("-r", "--repetitions", type=int, default=3, metavar="N", help="default: 3")
+    g = parser.add_argument_group("tokens")
+    g.add_argument("--text", metavar="FNAME", help="real text; default: the package's own, of several kinds")
+    g.add_argument("--consecutive", action="store_true", help="consecutive token ids, for geometry models")
+    g = parser.add_argument_group("how")
+    g.add_argument("-t", "--threads", type=int, nargs="+", metavar="N", help="CPU threads, each is tried")
+    g.add_argument("-lm", "--load-mode", nargs="+", metavar="MODE", help="mmap, copy, direct_io, each is tried")
+    g.add_argument("-b", "--batch-size", type=int, default=2048, metavar="N", help="default: 2048")
+    g.add_argument("-ub", "--ubatch-size", type=int, default=512, metavar="N", help="default: 512")
+    g.add_argument("-ctk", "--cache-type-k", default="f16", metavar="TYPE", help="default: f16")
+    g.add_argument("-ctv", "--cache-type-v", default="f16", metavar="TYPE", help="default: f16")
+    g.add_argument("--no-warmup", action="store_true", help="time the first pass of each process too")
+    g.add_argument("-o", "--output", choices=output.FORMATS, default="md", help="format of the results; default: md")
+    parser.set_defaults(run=run)
+
+
+def mode_of(text: str) -> Mode | str:
+    """A mode that a user wrote: with a number, or one that is fitted."""
+    name, colon, number = text.partition(":")
+    if name in ("layers", "hot_experts") and colon:
+        if not number.isdecimal():
+            raise ConfigError(f"{text!r} is no offload mode: after the colon comes a whole number")
+        return Mode(name, int(number))
+    if text not in runner.MODES:
+        raise ConfigError(f"{text!r} is none of the offload modes {', '.join(runner.MODES)}")
+    return text
+
+
+def options_of(a: argparse.Namespace) -> runner.Options:
+    """The checked options."""
+    if a.text is not None and a.consecutive:
+        raise ConfigError("--text and --consecutive contradict each other: give one of them")
+    modes = [mode_of(text) for text in a.modes]
+    if a.slots is not None:
+        explicit = Mode("hot_experts", integer("--slots", a.slots, 1, 65_535))
+        modes = [explicit if m == "hot_experts" else m for m in modes]
+    if not machine.has_gpu():
+        wanted = [m for m in modes if m != "cpu_experts"]
+        if a.modes != list(runner.MODES) and wanted:
+            raise ConfigError(f"{wanted[0]} needs a GPU, and this process can use none: {machine.no_gpu_reason()}")
+        modes = ["cpu_experts"]
+    model = loading.check_file(a.model)
+    text = None if a.consecutive else a.text or str(config.default_text())
+    if text is not None:
+        config.read_text(text)
+    n_prompt = integer("--n-prompt", a.n_prompt, 0, 2**20)
+    n_gen = integer("--n-gen", a.n_gen, 0, 2**20)
+    if n_prompt + n_gen == 0:
+        raise ConfigError("--n-prompt and --n-gen are both 0: there is nothing to measure")
+    base = Run(
+        model=model,
+        mode=Mode("cpu_experts"),
+        n_prompt=n_prompt,
+        n_gen=n_gen,
+        n_depth=integer("--n-depth", a.n_depth, 0, 2**20),
+        n_batch=integer("--batch-size", a.batch_size, 1, 2**20),
+        n_ubatch=min(a.batch_size, integer("--ubatch-size", a.ubatch_size, 1, 2**20)),
+        n_threads=1,
+        load_mode="mmap",
+        type_k=choice("--cache-type-k", a.cache_type_k, kv_types()),
+        type_v=choice("--cache-type-v", a.cache_type_v, kv_types()),
+        flash_attn="on",
+        text=text,
+        repetition=0,
+        warm_up=not a.no_warmup,
+    )
+    threads = a.threads or runner.default_threads()
+    load_modes = a.load_mode or (["mmap", "copy"] if machine.has_gpu() else ["mmap"])
+    return runner.Options(
+        base=base,
+        modes=tuple(modes),
+        threads=tuple(integer("--threads", t, 1, machine.MAX_THREADS) for t in threads),
+        load_modes=tuple(choice("--load-mode", lm, LOAD_MODES) for lm in load_modes),
+        repetitions=integer("--repetitions", a.repetitions, 1, 1000),
+        vram_budget=None if a.vram_budget is None else memory_size("--vram-budget", a.vram_budget),
+    )
+
+
+def run(
+    arguments: argparse.Namespace, execute: runner.Execute = runner.execute, more: output.Row | None = None
+) -> None:
+    """Run the command. more: further fields of every row."""
+    options = options_of(arguments)
+    with tqdm(file=sys.stderr, unit=" runs", disable=sys.stderr is None, bar_format="{desc}") as bar:
+
+        def report(line: str) -> None:
+            bar.set_description_str(f"[{Path(options.base.model).name}] {line}")
+
+        benchmark = runner.Benchmark(options, execute, report)
+        try:
+            benchmark.run()
+        finally:
+            bar.set_description_str("")
+            show(benchmark.outcome, arguments.output, more or {})
+    if benchmark.outcome.failures:
+        raise PyHotExpertsError("some runs failed:\n  " + "\n  ".join(benchmark.outcome.failures))
+
+
+def show(outcome: runner.Outcome, kind: str, more: output.Row) -> None:
+    """Print the rows of what has finished."""
+    winners = {run.label for run in outcome.winners.values()}
+    rows = [{**row, **more} for row in summary.rows(outcome.measured, winners)]
+    if rows:
+        sys.stdout.write(output.FORMATS[kind](rows))
+        sys.stdout.flush()

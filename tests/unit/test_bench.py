@@ -1,0 +1,217 @@
+"""The benchmark's decisions, with made-up measurements: what wins, equal VRAM, formats, failures, interrupts."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import pyhotexperts as phx
+from pyhotexperts import placement
+from pyhotexperts.bench import output, runner, summary
+from pyhotexperts.bench.config import COLD_TOKENS, Mode, Run
+from pyhotexperts.results import DeviceMemory
+
+MIB = 2**20
+BASE = Run("m.gguf", Mode("cpu_experts"), 64, 80, 0, 512, 512, 1, "mmap", "f16", "f16", "on", None, 0)
+
+
+def result(run: Run, step: float = 0.01, vram: int = 0, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": "test",
+        "model_size": 1,
+        "model_n_params": 1,
+        "n_gpu_layers": -1,
+        "load_seconds": 1.0,
+        "prompt_seconds": 0.5,
+        "steps_seconds": [step * 2] * min(run.n_gen, COLD_TOKENS) + [step] * max(0, run.n_gen - COLD_TOKENS),
+        "vram_peak": vram,
+        **more,
+    }
+
+
+class FakeGpu:
+    """A machine on which everything takes what this says."""
+
+    def __init__(self, slot: int = 10 * MIB, extra: int = 0) -> None:
+        self.slot = slot
+        self.extra = extra  # VRAM that hot experts take beside the plan
+        self.runs: list[Run] = []
+
+    def plan(self, request: object, offload: phx.Offload) -> tuple[DeviceMemory, ...]:
+        n_cpu = offload.n_cpu_moe if offload.n_cpu_moe >= 0 else 48
+        needed = (100 + 50 * max(0, 48 - n_cpu)) * MIB
+        slot = self.slot if isinstance(offload, phx.HotExperts) else 0
+        return (DeviceMemory("CUDA0", True, needed, 0, 0, 8192 * MIB, 8192 * MIB, slot, 128 if slot else 0),)
+
+    def execute(self, run: Run) -> dict[str, Any]:
+        self.runs.append(run)
+        if run.mode.name == "hot_experts":
+            return result(
+                run, 0.004, 100 * MIB + run.mode.value * self.slot + self.extra, slots=run.mode.value, hit_rate=0.5
+            )
+        if run.mode.name == "layers":
+            return result(run, 0.009, (100 + 50 * (48 - run.mode.value)) * MIB)
+        step = {("mmap", 1): 0.02, ("mmap", 2): 0.015, ("copy", 1): 0.012, ("copy", 2): 0.01}
+        return result(run, step[run.load_mode, run.n_threads], 100 * MIB)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    fake = FakeGpu()
+    monkeypatch.setattr(placement, "plan", lambda request, offload: fake.plan(request, offload))
+    monkeypatch.setattr(runner, "_request", lambda run: run)
+    return fake
+
+
+def options(*modes: Mode | str, **changes: Any) -> runner.Options:
+    given: dict[str, Any] = {
+        "threads": (1, 2),
+        "load_modes": ("mmap", "copy"),
+        "repetitions": 3,
+        "vram_budget": 2000 * MIB,
+    }
+    return runner.Options(base=BASE, modes=modes, **{**given, **changes})
+
+
+def test_every_variant_is_tried_once_and_the_fastest_is_repeated(gpu: FakeGpu) -> None:
+    benchmark = runner.Benchmark(options("cpu_experts"), gpu.execute)
+    benchmark.run()
+    assert [(r.load_mode, r.n_threads, r.repetition) for r in gpu.runs] == [
+        ("mmap", 1, 0),
+        ("copy", 1, 0),
+        ("mmap", 2, 0),
+        ("copy", 2, 0),
+        ("copy", 2, 1),
+        ("copy", 2, 2),
+    ]
+    assert benchmark.outcome.winners["cpu_experts"].label == "cpu_experts, copy, 2 threads"
+
+
+def test_layers_fill_the_budget_and_hot_experts_take_no_more(gpu: FakeGpu) -> None:
+    gpu.extra = 130 * MIB
+    benchmark = runner.Benchmark(options("layers", "hot_experts", threads=(2,), load_modes=("mmap",)), gpu.execute)
+    benchmark.run()
+    budget = 2000 * MIB - placement.CUDA_OVERHEAD
+    layers = benchmark.outcome.winners["layers"].mode
+    assert (100 + 50 * (48 - layers.value)) * MIB <= budget < (100 + 50 * (49 - layers.value)) * MIB
+    peaks = {str(run.mode): r["vram_peak"] for run, r in benchmark.outcome.measured}
+    hot = benchmark.outcome.winners["hot_experts"].mode
+    assert set(peaks) == {str(layers), str(hot)}  # what took too much is not in the results
+    limit = peaks[str(layers)]
+    assert limit - 20 * MIB < peaks[str(hot)] <= limit
+
+
+def test_modes_are_rotated(gpu: FakeGpu) -> None:
+    modes = (Mode("layers", 40), Mode("hot_experts", 8))
+    runner.Benchmark(options("cpu_experts", *modes, threads=(2,), load_modes=("copy",)), gpu.execute).run()
+    order = [str(r.mode) for r in gpu.runs]
+    assert order[:3] == ["cpu_experts", "layers:40", "hot_experts:8"]
+    assert order[3:6] == ["layers:40", "hot_experts:8", "cpu_experts"]
+    assert order[6:] == ["hot_experts:8", "cpu_experts", "layers:40"]
+
+
+def test_a_budget_without_room_is_an_error(gpu: FakeGpu) -> None:
+    with pytest.raises(phx.ConfigError, match="larger one"):
+        runner.Benchmark(options("layers", vram_budget=800 * MIB), gpu.execute).run()
+
+
+def test_a_model_without_routed_experts_has_no_hot_row(gpu: FakeGpu) -> None:
+    gpu.slot = 0
+    benchmark = runner.Benchmark(options("hot_experts"), gpu.execute)
+    benchmark.run()
+    assert not benchmark.outcome.measured
+    assert "no layer on a GPU has routed experts" in benchmark.outcome.failures[0]
+
+
+def test_a_run_that_fails_leaves_the_others(gpu: FakeGpu) -> None:
+    def execute(run: Run) -> dict[str, Any]:
+        if run.load_mode == "copy":
+            raise runner.RunFailedError("out of memory")
+        return gpu.execute(run)
+
+    benchmark = runner.Benchmark(options("cpu_experts"), execute)
+    benchmark.run()
+    assert benchmark.outcome.winners["cpu_experts"].label == "cpu_experts, mmap, 2 threads"
+    assert benchmark.outcome.failures == ["out of memory"] * 2
+
+
+def test_an_interrupt_keeps_what_has_finished(gpu: FakeGpu) -> None:
+    def execute(run: Run) -> dict[str, Any]:
+        if len(gpu.runs) == 2:
+            raise KeyboardInterrupt
+        return gpu.execute(run)
+
+    benchmark = runner.Benchmark(options("cpu_experts"), execute)
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.run()
+    assert len(benchmark.outcome.measured) == 2
+
+
+@pytest.fixture
+def rows(gpu: FakeGpu) -> list[summary.Row]:
+    benchmark = runner.Benchmark(options("cpu_experts", Mode("layers", 40), "hot_experts"), gpu.execute)
+    benchmark.run()
+    return summary.rows(benchmark.outcome.measured, {r.label for r in benchmark.outcome.winners.values()})
+
+
+def test_rows_have_medians_and_ratios(rows: list[summary.Row]) -> None:
+    best = {(r["offload_mode"].split(":")[0], r["test"]): r for r in rows if r["best"]}
+    assert best["cpu_experts", "pp64"]["median_ts"] == pytest.approx(128)
+    cold, warm = best["cpu_experts", "tg64 cold"], best["cpu_experts", "tg16 warm"]
+    assert (cold["median_ts"], warm["median_ts"]) == (pytest.approx(50), pytest.approx(100))
+    assert cold["repetitions"] == 3
+    assert (cold["p50_ms"], cold["ratio_cpu_experts"]) == (pytest.approx(20), pytest.approx(1))
+    hot = best["hot_experts", "tg16 warm"]
+    assert hot["ratio_cpu_experts"] == pytest.approx(2.5)
+    assert hot["ratio_layers"] == pytest.approx(2.25)
+    assert hot["hit_rate"] == 0.5
+    assert best["cpu_experts", "pp64"]["ttft_ms"] == pytest.approx(520)
+
+
+def as_text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+READERS: dict[str, Callable[[str], list[dict[str, Any]]]] = {
+    "json": json.loads,
+    "jsonl": lambda text: [json.loads(line) for line in text.splitlines()],
+    "csv": lambda text: list(csv.DictReader(io.StringIO(text))),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_formats_are_read_back(rows: list[summary.Row], kind: str) -> None:
+    rows[0]["model_filename"] = 'it\'s "odd", really.gguf'
+    back = READERS[kind](output.FORMATS[kind](rows))
+    expected = [{k: as_text(v) for k, v in row.items()} for row in rows] if kind == "csv" else rows
+    assert back == expected
+
+
+def test_sql_is_read_back(rows: list[summary.Row]) -> None:
+    rows[0]["model_filename"] = 'it\'s "odd"; DROP TABLE pyhotexperts_bench;.gguf'
+    database = sqlite3.connect(":memory:")
+    database.executescript(output.sql(rows))
+    database.row_factory = sqlite3.Row
+    back = [dict(row) for row in database.execute("SELECT * FROM pyhotexperts_bench")]
+    database.close()
+    assert back == [{k: int(v) if isinstance(v, bool) else v for k, v in row.items()} for row in rows]
+
+
+def test_the_table_has_a_line_for_each_row(rows: list[summary.Row]) -> None:
+    lines = output.markdown(rows).splitlines()
+    assert len(lines) == len(rows) + 2
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_nothing_gives_nothing() -> None:
+    assert [output.FORMATS[kind]([]).strip() for kind in ("csv", "json", "jsonl", "sql")] == ["", "[]", "", ""]
+
+
+def test_a_run_travels_as_json() -> None:
+    assert Run.from_json(BASE.to_json()) == BASE
