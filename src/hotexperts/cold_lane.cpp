@@ -83,12 +83,21 @@ void check_matrix(const expert_matrix & m) {
 cold_lane::cold_lane(int threads) : n_threads(threads) {
     require(n_threads >= 1, "the CPU lane needs at least one thread");
     ggml_cpu_init();  // the tables of ggml's kernels
-    for (int i = 1; i < n_threads; i++) {
-        workers.emplace_back([this, i] { loop(i); });
+    try {
+        for (int i = 1; i < n_threads; i++) {
+            workers.emplace_back([this, i] { loop(i); });
+        }
+    } catch (...) {  // the system gives no more threads
+        stop();
+        throw;
     }
 }
 
 cold_lane::~cold_lane() {
+    stop();
+}
+
+void cold_lane::stop() {
     {
         std::lock_guard<std::mutex> lock(sleep_mutex);
         stopping.store(true);

@@ -69,6 +69,7 @@ class cold_lane {
         float * out;
     };
 
+    void stop();               // ends the workers
     void work(int thread);     // one thread's share of the current job
     void barrier();            // returns when all threads have called it
     void wait_for_job(uint32_t seen);

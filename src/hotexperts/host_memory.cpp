@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <unistd.h>
@@ -22,6 +23,14 @@ struct piece {
 // Never destroyed: threads may still look at it while the process ends.
 std::mutex & pieces_mutex = *new std::mutex;
 std::map<uintptr_t, piece> & pieces_by_begin = *new std::map<uintptr_t, piece>;  // do not overlap
+
+// Bytes of RAM that this process may use: the machine's, or its container's limit.
+double ram_limit() {
+    double limit = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE));
+    double container = 0;
+    std::ifstream file("/sys/fs/cgroup/memory.max");  // a number, or "max"
+    return file >> container ? std::min(limit, container) : limit;
+}
 
 std::string register_piece(uintptr_t begin, uintptr_t end, bool read_only) {
     unsigned flags = cudaHostRegisterPortable;
@@ -69,13 +78,15 @@ bool pinned_range::pin(void * ptr, size_t size, bool read_only) {
     const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE));
     const uintptr_t first = reinterpret_cast<uintptr_t>(ptr) / page * page;
     const uintptr_t last = (reinterpret_cast<uintptr_t>(ptr) + size + page - 1) / page * page;
-    const double ram = double(sysconf(_SC_PHYS_PAGES)) * double(page);
-    if (double(last - first) > 0.9 * ram) {
+    std::lock_guard<std::mutex> lock(pieces_mutex);
+    uintptr_t pinned_bytes = last - first;
+    for (const auto & [begin, p] : pieces_by_begin) {
+        pinned_bytes += p.end - begin;
+    }
+    if (double(pinned_bytes) > 0.9 * ram_limit()) {
         why_not = "the experts are larger than 90 % of RAM: pinning them would leave nothing for the rest of the system";
         return false;
     }
-
-    std::lock_guard<std::mutex> lock(pieces_mutex);
     uintptr_t at = first;
     while (at < last) {
         auto next = pieces_by_begin.upper_bound(at);

@@ -26,6 +26,7 @@ constexpr size_t RING_BYTES = size_t(4) << 20;  // each of two
 constexpr size_t UPLOAD_BATCH = 4;              // experts that are waited for together
 constexpr size_t SLOT_ALIGNMENT = 256;          // of each matrix's slots
 constexpr size_t LOG_LIMIT = 1 << 16;
+constexpr int32_t MAX_TIMEOUTS = 3;             // of the CPU lane, until the lanes are given up
 
 struct place {
     hot_cache * cache;
@@ -345,14 +346,16 @@ void hot_cache::note(const std::string & text) {
 // ---------------------------------------------------------------- steps
 
 void hot_cache::add_context(context_link * link) {
+    std::lock_guard<std::mutex> contexts_lock(contexts_mutex);
     std::lock_guard<std::mutex> lock(mutex);
     link->applied = log_begin + log.size();
     contexts.push_back(link);
 }
 
 void hot_cache::remove_context(context_link * link) {
-    std::lock_guard<std::mutex> lock(mutex);
+    std::lock_guard<std::mutex> contexts_lock(contexts_mutex);
     const std::vector<layer_counters> counters = link->read_counters();
+    std::lock_guard<std::mutex> lock(mutex);
     for (size_t i = 0; i < layers.size(); i++) {
         layers[i]->counters.add(counters[i]);
     }
@@ -468,10 +471,14 @@ void hot_cache::layer_done(const context_link * link, uint32_t step, int32_t lay
 
 std::vector<table_change> hot_cache::begin_step(context_link * link, uint32_t step) {
     if (config.deterministic) {
-        link->finish_observing();
+        std::lock_guard<std::mutex> contexts_lock(contexts_mutex);
+        for (context_link * c : contexts) {
+            c->finish_observing();
+        }
     }
     std::unique_lock<std::mutex> lock(mutex);
     device_part & part = part_of(link->device);
+    link->in_step = false;  // of a step that was not finished
     publish_finished(part);
     const bool alone = std::none_of(contexts.begin(), contexts.end(), [&](const context_link * c) { return c != link && c->device == link->device && c->in_step; });
     if (alone && !failed) {
@@ -490,8 +497,8 @@ std::vector<table_change> hot_cache::begin_step(context_link * link, uint32_t st
 }
 
 void hot_cache::end_step(context_link * link, cudaStream_t stream) {
+    cudaEventRecord(link->step_done, stream);  // may wait for the GPU: not with the lock
     std::lock_guard<std::mutex> lock(mutex);
-    cudaEventRecord(link->step_done, stream);
     link->in_step = false;
 }
 
@@ -642,11 +649,9 @@ void hot_cache::upload_loop(device_part & part) {
 
 // ---------------------------------------------------------------- status
 
-std::vector<layer_counters> hot_cache::sum_counters() {
-    std::vector<layer_counters> sums;
-    for (const auto & l : layers) {
-        sums.push_back(l->counters);
-    }
+// Counters that contexts which still live have made. The caller holds contexts_mutex alone.
+std::vector<layer_counters> hot_cache::live_counters() {
+    std::vector<layer_counters> sums(layers.size());
     for (context_link * c : contexts) {
         const std::vector<layer_counters> counters = c->read_counters();
         for (size_t i = 0; i < sums.size(); i++) {
@@ -657,6 +662,8 @@ std::vector<layer_counters> hot_cache::sum_counters() {
 }
 
 void hot_cache::get_status(phx_cache_status * status, phx_cache_layer * rows) {
+    std::lock_guard<std::mutex> contexts_lock(contexts_mutex);
+    std::vector<layer_counters> counters = rows ? live_counters() : std::vector<layer_counters>();
     std::lock_guard<std::mutex> lock(mutex);
     *status = {};
     status->n_layers = int32_t(layers.size());
@@ -675,9 +682,9 @@ void hot_cache::get_status(phx_cache_status * status, phx_cache_layer * rows) {
     if (!rows) {
         return;
     }
-    const std::vector<layer_counters> counters = sum_counters();
     for (size_t i = 0; i < layers.size(); i++) {
         const cache_layer & l = *layers[i];
+        counters[i].add(l.counters);
         phx_cache_layer & row = rows[i];
         row = {};
         row.layer = l.config.layer;
@@ -698,14 +705,13 @@ void hot_cache::get_status(phx_cache_status * status, phx_cache_layer * rows) {
 }
 
 void hot_cache::reset_stats() {
+    std::lock_guard<std::mutex> contexts_lock(contexts_mutex);
+    const std::vector<layer_counters> counters = live_counters();
     std::lock_guard<std::mutex> lock(mutex);
-    const std::vector<layer_counters> counters = sum_counters();
     for (size_t i = 0; i < layers.size(); i++) {
         cache_layer & l = *layers[i];
-        l.counters.regions -= counters[i].regions;
-        l.counters.hits -= counters[i].hits;
-        l.counters.misses -= counters[i].misses;
-        l.counters.wait_ns -= counters[i].wait_ns;
+        l.counters = {};
+        l.counters.subtract(counters[i]);
         l.uploads = l.upload_failures = l.evictions = l.cpu_ns = 0;
     }
     steps = upload_bytes = upload_ns = lost = 0;
@@ -723,14 +729,22 @@ void hot_cache::get_residency(int32_t layer, int32_t * experts) {
 bool hot_cache::take_error(std::string & message) {
     uint32_t layer = 0;
     {
-        std::lock_guard<std::mutex> lock(mutex);
+        std::lock_guard<std::mutex> contexts_lock(contexts_mutex);
         for (context_link * c : contexts) {
-            layer = std::max(layer, c->error_layer());
+            layer = std::max(layer, c->take_error());
         }
     }
-    if (layer) {
-        fail("the CPU lane did not answer within " + std::to_string(config.lane_timeout_ms) + " ms in layer " +
-             std::to_string(layers.at(layer - 1)->config.layer));
+    if (layer) {  // the process may have been stopped meanwhile: the lanes are given up only when it happens again and again
+        message = "the CPU lane did not answer within " + std::to_string(config.lane_timeout_ms) + " ms in layer " +
+                  std::to_string(layers.at(layer - 1)->config.layer);
+        std::unique_lock<std::mutex> lock(mutex);
+        if (++n_timeouts >= MAX_TIMEOUTS) {
+            lock.unlock();
+            fail(message);
+            lock.lock();
+            error_taken = true;
+        }
+        return true;
     }
     std::lock_guard<std::mutex> lock(mutex);
     if (!failed || error_taken) {

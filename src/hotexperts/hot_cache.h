@@ -1,7 +1,9 @@
 // The cache of one model: which experts are in the VRAM slots of its layers, and how they get there.
 //
 // Threads: a step of a context begins and ends on the thread that computes; lane threads observe routing; one uploader for
-// each device copies. `mutex` guards everything that they share.
+// each device copies. `mutex` guards everything that they share. Lane threads need it while the GPU waits for them, so nobody
+// who holds it makes a CUDA call that could wait for the GPU. `contexts_mutex` keeps contexts alive for those who read their
+// counters; it is taken before `mutex`.
 //
 // Why a kernel never reads a slot that is not what its table says
 //   * Each context has its own copy of the slot tables on the GPU. It is brought up to date only in begin_step, on the
@@ -77,7 +79,7 @@ struct context_link {
     uint32_t begun = 0;                // number of the last step that has begun
     uint64_t applied = 0;              // changes that its table has
     virtual std::vector<layer_counters> read_counters() = 0;  // one for each layer of the cache
-    virtual uint32_t error_layer() = 0;     // layer + 1 whose CPU lane did not answer, 0 = none
+    virtual uint32_t take_error() = 0;      // layer + 1 whose CPU lane did not answer since the last call, 0 = none
     virtual void finish_observing() = 0;    // returns when the lane thread has seen all steps that are complete
     virtual ~context_link() = default;
 };
@@ -162,10 +164,11 @@ class hot_cache {
     cudaError_t copy_bytes(device_part & part, char * to, const char * from, size_t bytes, bool pinned);
     void change(int32_t layer, int32_t expert, int32_t slot);
     void poison(device_part & part, int32_t layer, int32_t slot);
-    std::vector<layer_counters> sum_counters();
+    std::vector<layer_counters> live_counters();
     void note(const std::string & reason);
 
     std::vector<std::pair<int, void *>> slot_memory;  // device, allocation
+    std::mutex contexts_mutex;
     std::mutex mutex;
     std::vector<std::unique_ptr<device_part>> parts;
     std::vector<context_link *> contexts;
@@ -174,6 +177,7 @@ class hot_cache {
     bool stopping = false;
     bool failed = false;
     bool error_taken = false;
+    int32_t n_timeouts = 0;
     std::string reason;
     int64_t steps = 0;
     int64_t bypassed[PHX_BYPASS_COUNT] = {};

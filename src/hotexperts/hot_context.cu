@@ -46,6 +46,14 @@ bool has_ours(const ggml_cgraph * cgraph) {
     return false;
 }
 
+void pause_processor() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    std::this_thread::yield();
+#endif
+}
+
 bool is_noop(const ggml_tensor * t) {
     return t->op == GGML_OP_NONE || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_VIEW || t->op == GGML_OP_PERMUTE || t->op == GGML_OP_TRANSPOSE;
 }
@@ -121,15 +129,10 @@ hot_context::~hot_context() {
     for (cudaEvent_t e : { step_done, started, copied[0], copied[1], consumed[0], consumed[1] }) {
         cudaEventDestroy(e);
     }
-    for (void * p : { static_cast<void *>(mail.state), static_cast<void *>(mail.tables), static_cast<void *>(mail.counters),
-                      static_cast<void *>(used), static_cast<void *>(scratch[0]), static_cast<void *>(scratch[1]) }) {
+    for (void * p : { static_cast<void *>(used), static_cast<void *>(scratch[0]), static_cast<void *>(scratch[1]) }) {
         cudaFree(p);
     }
-    for (void * p : { static_cast<void *>(mail.posts), static_cast<void *>(mail.done), static_cast<void *>(mail.error),
-                      static_cast<void *>(mail.x), static_cast<void *>(mail.out) }) {
-        cudaFreeHost(p);
-    }
-    (void) cudaGetLastError();
+    free_mailbox();
 }
 
 // Makes the mailbox for a cache, when its first tensor is met.
@@ -142,10 +145,18 @@ bool hot_context::attach(hot_cache * c) {
                     host_alloc(mail.error, 1) && host_alloc(mail.x, size_t(MAX_LANE_TOKENS) * size_t(c->n_embd_max)) &&
                     host_alloc(mail.out, size_t(MAX_ROWS) * size_t(c->n_embd_max));
     if (!ok) {
+        GGML_LOG_ERROR("hot experts: failed to allocate the memory through which GPU and CPU speak\n");
+        free_mailbox();
         return false;
     }
     CUDA_CHECK(cudaDeviceSynchronize());
     tables.assign(n_layers * size_t(c->n_expert_max), -1);
+    try {
+        lane = std::make_unique<cold_lane>(std::max(1, c->config.n_threads));
+        lane_thread = std::thread([this] { lane_loop(); });
+    } catch (const std::exception & e) {
+        c->fail(std::string("the threads of the CPU lane cannot be started: ") + e.what());
+    }
     cache = c;
     cache->add_context(this);
     // what is published already is in no later change
@@ -160,38 +171,48 @@ bool hot_context::attach(hot_cache * c) {
         }
     }
     apply(all);
-    lane_thread = std::thread([this] { lane_loop(); });
     return true;
 }
 
+void hot_context::free_mailbox() {
+    for (void * p : { static_cast<void *>(mail.state), static_cast<void *>(mail.tables), static_cast<void *>(mail.counters) }) {
+        cudaFree(p);
+    }
+    for (void * p : { static_cast<void *>(mail.posts), static_cast<void *>(mail.done), static_cast<void *>(mail.error),
+                      static_cast<void *>(mail.x), static_cast<void *>(mail.out) }) {
+        cudaFreeHost(p);
+    }
+    (void) cudaGetLastError();
+    mail = {};
+}
+
+// Memory for the staged path. Without room for two halves nothing is streamed; without any, the step fails.
 bool hot_context::reserve_scratch() {
     if (plan->n_expert_max > used_size) {
         cudaFree(used);
         used = nullptr;
         used_size = 0;
-        if (!device_alloc(used, size_t(plan->n_expert_max))) {
-            return false;
-        }
-        used_size = plan->n_expert_max;
-        ctx.cuda_graphs.clear();
-    }
-    const size_t wanted = plan->scratch_bytes;
-    const bool both = !plan->streams.empty();
-    if (wanted > scratch_bytes) {
-        CUDA_CHECK(cudaStreamSynchronize(ctx.stream()));
         ctx.cuda_graphs.clear();  // they hold the old pointer
+        if (device_alloc(used, size_t(plan->n_expert_max))) {
+            used_size = plan->n_expert_max;
+        }
+    }
+    if (plan->scratch_bytes > scratch_bytes) {
+        CUDA_CHECK(cudaStreamSynchronize(ctx.stream()));
+        ctx.cuda_graphs.clear();
         for (char *& s : scratch) {
             cudaFree(s);
             s = nullptr;
         }
-        scratch_bytes = 0;
-        if (!device_alloc(scratch[0], wanted)) {
-            return false;
-        }
-        scratch_bytes = wanted;
+        scratch_bytes = device_alloc(scratch[0], plan->scratch_bytes) ? plan->scratch_bytes : 0;
     }
-    if (both && !scratch[1] && !device_alloc(scratch[1], scratch_bytes)) {
+    if (used_size < plan->n_expert_max || scratch_bytes < plan->scratch_bytes) {
+        GGML_LOG_ERROR("hot experts: failed to allocate %zu MiB of VRAM for the experts of one matrix\n", plan->scratch_bytes >> 20);
         return false;
+    }
+    if (!plan->streams.empty() && !scratch[1] && !device_alloc(scratch[1], scratch_bytes)) {
+        GGML_LOG_WARN("hot experts: no VRAM to copy ahead, prompts are slower\n");
+        stop_streaming();
     }
     return true;
 }
@@ -312,16 +333,30 @@ void hot_context::make_plan(const ggml_cgraph * cgraph) {
         plan->n_expert_max = std::max(plan->n_expert_max, int32_t(n_expert));
         plan->actions.emplace(node, std::move(a));
     }
-    blocks = false;
+    bool gathers = false;
     for (int i = 0; i < cgraph->n_nodes; i++) {
         const auto it = plan->actions.find(cgraph->nodes[i]);
         if (it != plan->actions.end()) {
-            blocks = blocks || it->second.how == path::stream || it->second.how == path::host;
+            gathers = gathers || it->second.how == path::gather || it->second.how == path::host;
             if (it->second.how == path::stream) {
                 plan->streams.push_back(&it->second);
             }
         }
     }
+    if (gathers) {
+        stop_streaming();  // both would use the same memory at different times
+    }
+}
+
+// What would be streamed is brought when it is needed.
+void hot_context::stop_streaming() {
+    for (auto & [node, a] : plan->actions) {
+        if (a.how == path::stream) {
+            a.how = hot_buffer_is_pinned(node->src[0]->buffer) ? path::gather : path::host;
+            a.needs_mark = true;
+        }
+    }
+    plan->streams.clear();
 }
 
 // ---------------------------------------------------------------- steps
@@ -370,6 +405,7 @@ bool hot_context::begin(const ggml_cgraph * cgraph) {
         make_plan(cgraph);
         plan_uid = cgraph->uid;
     }
+    blocks = false;
     active = !plan->actions.empty();
     if (!active) {
         return true;
@@ -377,15 +413,26 @@ bool hot_context::begin(const ggml_cgraph * cgraph) {
     if (!reserve_scratch()) {
         return false;
     }
+    blocks = !plan->streams.empty();
+    for (const auto & [node, a] : plan->actions) {
+        blocks = blocks || a.how == path::host;
+    }
     stream_position = 0;
     if (cache) {
         step++;
+        if (__atomic_load_n(mail.error, __ATOMIC_ACQUIRE) && error_was_taken) {  // the lanes get another chance
+            error_was_taken = false;
+            __atomic_store_n(mail.error, 0u, __ATOMIC_RELEASE);
+            CUDA_CHECK(cudaMemsetAsync(&mail.state->failed, 0, sizeof(mail.state->failed), ctx.stream()));
+        }
         apply(cache->begin_step(this, step));
         for (int r = 0; r < PHX_BYPASS_COUNT; r++) {
             if (plan->bypassed[r]) {
                 cache->add_bypass(phx_bypass(r), plan->bypassed[r]);
             }
         }
+    }
+    if (cache && lane_thread.joinable()) {
         std::lock_guard<std::mutex> lock(jobs_mutex);
         jobs.push_back({ step, plan->posts });
         jobs_pushed.fetch_add(1, std::memory_order_release);
@@ -495,7 +542,6 @@ void hot_context::run_gpu_lane(const action & a, int32_t top_k, int32_t n_tokens
 
 // The thread that answers: it follows the posts of each step in order.
 void hot_context::lane_loop() {
-    cold_lane lane(std::max(1, cache->config.n_threads));
     uint32_t seen = 0;
     std::unique_lock<std::mutex> lock(jobs_mutex);
     while (!stopping) {
@@ -518,7 +564,7 @@ void hot_context::lane_loop() {
         lock.unlock();
         const expected_post * before = nullptr;
         for (const expected_post & p : job.posts) {
-            if (!answer(lane, job.step, p, before)) {
+            if (!answer(job.step, p, before)) {
                 break;
             }
             before = &p;
@@ -529,26 +575,30 @@ void hot_context::lane_loop() {
     jobs_done.notify_all();
 }
 
+post_head hot_context::head_of(int32_t layer) const {
+    return unpack(__atomic_load_n(&mail.posts[layer].head, __ATOMIC_ACQUIRE));
+}
+
 // Whether the GPU has posted for a later step than the one that is being answered: then no more posts of this one come.
 bool hot_context::has_next_step_begun() {
     std::lock_guard<std::mutex> lock(jobs_mutex);
-    if (jobs.empty() || jobs.front().posts.empty()) {
-        return false;
+    for (const step_job & job : jobs) {
+        if (!job.posts.empty()) {
+            return int32_t(head_of(job.posts[0].layer).seq - job.step) >= 0;
+        }
     }
-    const step_job & next = jobs.front();
-    return int32_t(__atomic_load_n(&mail.posts[next.posts[0].layer].seq, __ATOMIC_ACQUIRE) - next.step) >= 0;
+    return false;
 }
 
 // Waits for one post of a step, computes its missed rows and lets the policy see it. before: the post that came before it in
 // the step; its layer's kernels are over when this one comes. false: stop.
-bool hot_context::answer(cold_lane & lane, uint32_t number, const expected_post & expected, const expected_post * before) {
-    post & p = mail.posts[expected.layer];
-    const auto seq = [&] { return __atomic_load_n(&p.seq, __ATOMIC_ACQUIRE); };
+bool hot_context::answer(uint32_t number, const expected_post & expected, const expected_post * before) {
     const auto start = clock::now();
     if (cache->config.test_stop_lane) {
         return false;
     }
-    for (uint32_t spins = 0; int32_t(seq() - number) < 0; spins++) {
+    post_head head = head_of(expected.layer);
+    for (uint32_t spins = 0; int32_t(head.seq - number) < 0; spins++) {
         if (stopping || (spins % 1024 == 1023 && has_next_step_begun())) {
             return false;
         }
@@ -557,45 +607,58 @@ bool hot_context::answer(cold_lane & lane, uint32_t number, const expected_post 
         } else if (spins % 1024 == 1023 && clock::now() - start > std::chrono::milliseconds(20)) {
             std::this_thread::sleep_for(std::chrono::microseconds(20));
         }
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
+        pause_processor();
+        head = head_of(expected.layer);
     }
-    if (seq() != number) {
+    if (head.seq != number) {
         cache->add_lost_observation();
         return true;
     }
-    if (p.n_miss > 0) {
-        static_assert(sizeof(post_row) == sizeof(cold_row), "one is read as the other");
-        const auto begin = clock::now();
-        try {
-            lane.run(cache->layers[size_t(expected.layer)]->cold, mail.x, p.n_tokens, reinterpret_cast<const cold_row *>(p.rows), p.n_miss, mail.out);
-        } catch (const std::exception & e) {
-            cache->fail(std::string("the CPU lane failed: ") + e.what());
-        }
-        __atomic_store_n(&mail.done[expected.layer], number, __ATOMIC_RELEASE);
-        cache->add_cpu_time(expected.layer, std::chrono::duration_cast<std::chrono::nanoseconds>(clock::now() - begin).count());
-    }
-    int32_t ids[MAX_ROWS];
-    const int32_t n_tokens = p.n_tokens;
-    const int32_t top_k = p.top_k;
-    bool ok = n_tokens >= 1 && top_k >= 1 && n_tokens * top_k <= MAX_ROWS;
-    for (int32_t i = 0; ok && i < n_tokens * top_k; i++) {
-        uint32_t word = __atomic_load_n(&p.ids[i], __ATOMIC_ACQUIRE);
-        for (int spins = 0; spins < 10000 && int16_t((word >> 16) - number) < 0; spins++) {
-            word = __atomic_load_n(&p.ids[i], __ATOMIC_ACQUIRE);  // the head has overtaken it
-        }
-        ok = (word >> 16) == (number & 0xFFFF);
-        ids[i] = int32_t(word & 0xFFFF);
-    }
-    if (!ok) {
-        cache->add_lost_observation();  // overwritten meanwhile
-        return true;
+    if (head.n_miss > 0) {
+        compute_missed(number, expected.layer, head);
     }
     if (before && before->has_lanes && !before->is_reused) {
         cache->layer_done(this, number, before->layer);
     }
-    cache->observe(expected.layer, ids, n_tokens, top_k);
+    int32_t ids[MAX_ROWS];
+    if (read_ids(number, expected.layer, head, ids)) {
+        cache->observe(expected.layer, ids, head.n_tokens, head.top_k);
+    } else {
+        cache->add_lost_observation();
+    }
+    return true;
+}
+
+void hot_context::compute_missed(uint32_t number, int32_t layer, const post_head & head) {
+    static_assert(sizeof(post_row) == sizeof(cold_row), "one is read as the other");
+    const auto begin = clock::now();
+    const auto * rows = reinterpret_cast<const cold_row *>(mail.posts[layer].rows);
+    try {
+        lane->run(cache->layers[size_t(layer)]->cold, mail.x, head.n_tokens, rows, head.n_miss, mail.out);
+    } catch (const std::exception & e) {
+        cache->fail(std::string("the CPU lane failed: ") + e.what());
+    }
+    __atomic_store_n(&mail.done[layer], number, __ATOMIC_RELEASE);
+    cache->add_cpu_time(layer, std::chrono::duration_cast<std::chrono::nanoseconds>(clock::now() - begin).count());
+}
+
+// The selection of a post, unless it has been overwritten by a later step.
+bool hot_context::read_ids(uint32_t number, int32_t layer, const post_head & head, int32_t * ids) const {
+    const int32_t n = head.n_tokens * head.top_k;
+    if (n < 1 || n > MAX_ROWS) {
+        return false;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        uint32_t word = __atomic_load_n(&mail.posts[layer].ids[i], __ATOMIC_ACQUIRE);
+        for (int spins = 0; spins < 1000000 && int16_t((word >> 16) - number) < 0; spins++) {
+            pause_processor();  // the head has overtaken it
+            word = __atomic_load_n(&mail.posts[layer].ids[i], __ATOMIC_ACQUIRE);
+        }
+        if ((word >> 16) != (number & 0xFFFF)) {
+            return false;
+        }
+        ids[i] = int32_t(word & 0xFFFF);
+    }
     return true;
 }
 
@@ -615,8 +678,10 @@ std::vector<layer_counters> hot_context::read_counters() {
     return counters;
 }
 
-uint32_t hot_context::error_layer() {
-    return __atomic_load_n(mail.error, __ATOMIC_ACQUIRE);
+uint32_t hot_context::take_error() {
+    const uint32_t layer = error_was_taken ? 0 : __atomic_load_n(mail.error, __ATOMIC_ACQUIRE);
+    error_was_taken = error_was_taken || layer;
+    return layer;
 }
 
 // ---------------------------------------------------------------- staged path

@@ -65,13 +65,15 @@ class hot_context : public context_link {
     bool blocks_cuda_graph() const { return blocks; }
 
     std::vector<layer_counters> read_counters() override;
-    uint32_t error_layer() override;
+    uint32_t take_error() override;
     void finish_observing() override;
 
   private:
     void make_plan(const ggml_cgraph * cgraph);
     bool match_lanes(const ggml_cgraph * cgraph, int i, action & a, phx_bypass & why);
     bool attach(hot_cache * c);
+    void free_mailbox();
+    void stop_streaming();
     bool reserve_scratch();
     void apply(const std::vector<table_change> & changes);
 
@@ -90,7 +92,10 @@ class hot_context : public context_link {
     };
     void lane_loop();
     bool has_next_step_begun();
-    bool answer(cold_lane & lane, uint32_t step, const expected_post & p, const expected_post * before);
+    bool answer(uint32_t step, const expected_post & p, const expected_post * before);
+    post_head head_of(int32_t layer) const;
+    void compute_missed(uint32_t step, int32_t layer, const post_head & head);
+    bool read_ids(uint32_t step, int32_t layer, const post_head & head, int32_t * ids) const;
 
     ggml_backend_cuda_context & ctx;
     hot_cache * cache = nullptr;
@@ -99,6 +104,7 @@ class hot_context : public context_link {
     std::shared_ptr<graph_plan> plan;
     uint64_t plan_uid = 0;
     bool saw_failure = false;
+    std::atomic<bool> error_was_taken{ false };  // reported; the next step forgets it
     bool blocks = false;
     bool active = false;            // between begin and end, with something to do
 
@@ -116,6 +122,7 @@ class hot_context : public context_link {
     cudaEvent_t started = nullptr;
     size_t stream_position = 0;
 
+    std::unique_ptr<cold_lane> lane;
     std::thread lane_thread;
     std::mutex jobs_mutex;
     std::condition_variable jobs_wake;

@@ -18,9 +18,10 @@ __device__ unsigned long long now_ns() {
     return t;
 }
 
-// Tells the CPU of a post, by one thread. All four words arrive together.
+// Tells the CPU of a post, by one thread.
 __device__ void write_head(post & p, uint32_t step, int n_tokens, int top_k, int n_miss) {
-    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(&p.seq), "r"(step), "r"(n_tokens), "r"(top_k), "r"(n_miss) : "memory");
+    const unsigned long long head = (unsigned long long) step << 32 | unsigned(n_tokens << 20 | top_k << 10 | n_miss);
+    *reinterpret_cast<volatile unsigned long long *>(&p.head) = head;
 }
 
 __device__ uint32_t tagged(uint32_t step, int expert) {
@@ -174,6 +175,7 @@ __global__ void mark_kernel(mailbox m, region_shape r, int32_t n_expert, int32_t
     for (int i = threadIdx.x; i < n_tokens * r.top_k; i += blockDim.x) {
         p.ids[i] = tagged(step, r.ids[(first + i / r.top_k) * r.ids_stride + i % r.top_k]);
     }
+    __syncthreads();
     if (threadIdx.x == 0) {
         write_head(p, step, n_tokens, r.top_k, 0);
     }

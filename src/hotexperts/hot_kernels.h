@@ -31,11 +31,16 @@ struct post_row {
     int32_t expert;
 };
 
-struct alignas(16) post {
-    uint32_t seq;                 // the head, four words that are written at once
+// What a post says, in 64 bits that are written and read at once.
+struct post_head {
+    uint32_t seq;                 // the step
     int32_t n_tokens;
     int32_t top_k;
     int32_t n_miss;
+};
+
+struct alignas(16) post {
+    unsigned long long head;      // seq << 32 | n_tokens << 20 | top_k << 10 | n_miss
     uint32_t ids[MAX_ROWS];       // [n_tokens][top_k], step << 16 | expert
     post_row rows[MAX_ROWS];      // [n_miss]
 };
@@ -52,7 +57,17 @@ struct layer_counters {
         misses += other.misses;
         wait_ns += other.wait_ns;
     }
+    void subtract(const layer_counters & other) {
+        regions -= other.regions;
+        hits -= other.hits;
+        misses -= other.misses;
+        wait_ns -= other.wait_ns;
+    }
 };
+
+inline post_head unpack(unsigned long long head) {
+    return { uint32_t(head >> 32), int32_t(head >> 20 & 1023), int32_t(head >> 10 & 1023), int32_t(head & 1023) };
+}
 
 // In device memory, written by kernels of the context's stream alone.
 struct device_state {

@@ -17,7 +17,7 @@ BYPASS_REASONS = ("batch", "shape", "type", "no_cache", "failed")
 LANE_TIMEOUT_MS = 20_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CacheStatus:
     """State and counters of the cache. Arrays have one entry for each of `layers`.
 
@@ -91,7 +91,7 @@ class CacheStatus:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the lanes' selections that hit, 0..1; 0 if there were none."""
+        """Share of the lanes' selections of experts that were resident, 0..1; 0 if there were none."""
         total = int(self.hits.sum() + self.misses.sum())
         return float(self.hits.sum() / total) if total else 0.0
 
@@ -109,20 +109,24 @@ class CacheStatus:
 class Cache:
     """The hot-expert cache of a model, as `Model.cache`."""
 
-    def __init__(self, model: Any, offload: HotExperts | None, reason: str) -> None:
+    def __init__(self, model: Any, offload: HotExperts | None, requested: bool, reason: str) -> None:
         self._model = model
         self._offload = offload  # None: it was not asked for, or cannot be had
-        self._requested = offload is not None or bool(reason)
-        self._reason = reason or ("" if offload else "the offload mode does not use it")
+        self._requested = requested
+        self._reason = reason
         self._lock = threading.RLock()  # against being closed meanwhile
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Forget the native model, which is about to be freed."""
         with self._lock:
             self._model = None
 
+    def __reduce__(self) -> str:
+        raise TypeError("the cache of a model cannot be copied or pickled: its `status` can")
+
     @property
     def _native(self) -> Any:
+        _ffi.refuse_fork()
         if self._model is None:
             raise ClosedError("the model was closed: load it again")
         return self._model

@@ -52,7 +52,7 @@ def no_gpu_reason() -> str:
     """Why this process can use no GPU."""
     build = _ffi.build_info()
     if not build["cuda_built"]:
-        return "this build has no CUDA backend"
+        return "this build has no CUDA backend (to build one: pip install with -C cmake.define.GGML_CUDA=ON)"
     return str(build["cuda_inactive_reason"]) or "no device was found"
 
 

@@ -45,8 +45,9 @@ class Model:
     path
         The GGUF file, None = the small model that is part of the package.
     offload
-        Where the weights go: `cpu_experts()`, `layers(n_cpu_moe)`, `full_gpu()`, `hot_experts(...)`, or "auto":
-        everything on the GPU if it fits, else hot experts when available, else CPU experts.
+        Where the weights go: `cpu_experts()`, `layers(n_cpu_moe)`, `full_gpu()`, `hot_experts(...)`, the name of one
+        that needs no number, or "auto": everything on the GPU if it fits, else hot experts when available, else CPU
+        experts. `Model.offload` is the mode in effect.
     n_gpu_layers
         Layers that use the GPU at all, None or -1 = all.
     n_ctx
@@ -132,7 +133,7 @@ class Model:
         self._close.atexit = False  # a daemon thread may still compute; the system frees what a process held
         try:
             self._cache = self._start_cache()
-            resources.append(self._cache.close)
+            resources.append(self._cache._close)
             self._context = Context(model, self._info.n_vocab, decided.request)
         except BaseException:
             self._close()
@@ -413,14 +414,15 @@ class Model:
     def _start_cache(self) -> Cache:
         decided = self._placement
         if not isinstance(decided.offload, HotExperts):
-            return Cache(self._model, None, decided.cache_reason)
+            reason = decided.cache_reason or f"{decided.offload} does not use it ({decided.reason})"
+            return Cache(self._model, None, bool(decided.cache_reason), reason)
         n_threads = machine.lane_threads(decided.request.n_threads)
         hot_cache.start(self._model, decided.offload, decided.slots, n_threads)
-        cache = Cache(self._model, decided.offload, decided.cache_reason)
+        cache = Cache(self._model, decided.offload, requested=True, reason=decided.cache_reason)
         status = cache.status
         if decided.offload.strict and status.slots < decided.slots:
             raise OutOfMemoryError(
-                f"the hot-expert cache cannot be had as asked for: {status.reason}. {placement.STRICT_ADVICE}"
+                f"the hot-expert cache cannot be set up as requested: {status.reason}. {placement.LESS_VRAM}"
             )
         _ffi.logger.log(logging.INFO if status.active and not status.reason else logging.WARNING, "%s", status)
         return cache

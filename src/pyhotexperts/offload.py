@@ -12,9 +12,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pyhotexperts.errors import ConfigError
-from pyhotexperts.validation import boolean, choice, integer, memory_size, real
+from pyhotexperts.validation import boolean, choice, integer, memory_size, real, upload_limit
 
 CACHE_POLICIES = ("decay", "lru", "window")
+MIN_BUDGET = 256 << 20  # bytes of VRAM: CUDA alone takes as much
 
 
 @dataclass(frozen=True)
@@ -67,20 +68,23 @@ class HotExperts:
     strict: bool = False
 
     def __post_init__(self) -> None:
+        checked: dict[str, Any] = {
+            "n_cpu_moe": integer("n_cpu_moe", self.n_cpu_moe, -1, 1_000_000),
+            "policy": choice("policy", self.policy, CACHE_POLICIES),
+            "rebalance_interval": integer("rebalance_interval", self.rebalance_interval, 1, 2**31 - 1),
+            "half_life": real("half_life", self.half_life, 0.01, 1e9),
+            "hysteresis": real("hysteresis", self.hysteresis, 0, 1e9),
+            "uploads_per_step": upload_limit("uploads_per_step", self.uploads_per_step),
+            "prefill_bypass": integer("prefill_bypass", self.prefill_bypass, 1, 2**31 - 1),
+            "deterministic": boolean("deterministic", self.deterministic),
+            "strict": boolean("strict", self.strict),
+        }
         if self.slots is not None:
-            integer("slots", self.slots, 0, 65_535)
+            checked["slots"] = integer('slots ("auto", or a number)', self.slots, 0, 65_535)
         if self.vram_budget is not None:
-            integer("vram_budget", self.vram_budget, 1, 2**63 - 1)
-        integer("n_cpu_moe", self.n_cpu_moe, -1, 1_000_000)
-        choice("policy", self.policy, CACHE_POLICIES)
-        integer("rebalance_interval", self.rebalance_interval, 1, 2**31 - 1)
-        real("half_life", self.half_life, 0.01, 1e9)
-        real("hysteresis", self.hysteresis, 0, 1e9)
-        if self.uploads_per_step is not None:
-            integer("uploads_per_step", self.uploads_per_step, 0, 2**31 - 1)
-        integer("prefill_bypass", self.prefill_bypass, 1, 2**31 - 1)
-        boolean("deterministic", self.deterministic)
-        boolean("strict", self.strict)
+            checked["vram_budget"] = memory_size("vram_budget", self.vram_budget, MIN_BUDGET)
+        for name, value in checked.items():  # as plain numbers, whatever they came as
+            object.__setattr__(self, name, value)
 
     def __str__(self) -> str:
         changed = [f for f in fields(self) if getattr(self, f.name) != f.default]
@@ -137,16 +141,18 @@ def hot_experts(
     Parameters
     ----------
     slots
-        Expert slots per layer [LLAMA_ARG_MOE_HOT_K]: a number, 0 = off, or "auto" (the default) = as many as fit.
+        Expert slots per layer [LLAMA_ARG_MOE_HOT_K]: a number (more than the layer has experts = all of them), "auto"
+        (the default) = as many as fit, or 0 = no cache: then the mode is chosen as by offload="auto".
     vram_budget
         All VRAM that this process may use on each GPU: weights, KV cache, buffers, slots and what CUDA itself takes.
-        Bytes, or a text such as "12GiB" or "12000MiB" [PYHOTEXPERTS_VRAM_MIB, in MiB]. Default: what is free.
+        Bytes, or a text such as "12GiB" or "12000MiB" [PYHOTEXPERTS_VRAM_MIB, a bare number is MiB]. 768 MiB of it are
+        left to CUDA. Default: what is free, less 1 GiB.
     n_cpu_moe
         Only the experts of the first layers are in RAM and cached, those of the others in VRAM; -1 = of every layer.
     policy
         Which experts get the slots [PYHOTEXPERTS_POLICY]: "decay" (the default: uses, each worth half as much
-        `half_life` tokens later), "lru" (used last), "window" (uses in the last `rebalance_interval` tokens, looked at
-        so often: the reference implementation's policy).
+        `half_life` tokens later), "lru" (used last), "window" (uses in the last `rebalance_interval` tokens,
+        re-examined as often).
     rebalance_interval
         Tokens between rebalances, for "window" [LLAMA_ARG_MOE_HOT_REBALANCE_INTERVAL]. Default: 60.
     half_life
@@ -157,7 +163,8 @@ def hot_experts(
     uploads_per_step
         Most experts copied into slots, per layer and token [PYHOTEXPERTS_UPLOADS_PER_STEP]; -1 = no limit. Default: 2.
     prefill_bypass
-        Batches of this many tokens or more stream the experts to the GPU instead
+        Batches of this many tokens or more stream all experts to the GPU, if they select each of them four times on
+        average; smaller ones of more than 8 tokens bring only the experts that they need
         [LLAMA_MOE_HOT_PP_BYPASS_N_TOKENS]. Default: 64.
     deterministic
         Residency depends on the tokens alone, so that the same input gives the same bits; slower
@@ -191,16 +198,14 @@ def hot_experts(
         elif variable in os.environ:
             try:
                 values[name] = convert(os.environ[variable])
+            except ConfigError as e:
+                raise ConfigError(f"the environment variable {variable}: {e}") from None
             except ValueError:
                 raise ConfigError(
                     f"the environment variable {variable} has the value {os.environ[variable]!r}: {EXPECTED[convert]}"
                 ) from None
     if values.get("slots") == "auto":
         del values["slots"]
-    if "vram_budget" in values:
-        values["vram_budget"] = memory_size("vram_budget", values["vram_budget"])
-    if values.get("uploads_per_step") == -1 and not isinstance(values["uploads_per_step"], bool):
-        values["uploads_per_step"] = None
     return HotExperts(n_cpu_moe=n_cpu_moe, **values)
 
 
@@ -218,8 +223,9 @@ def truth(text: str) -> bool:
     raise ValueError(text)
 
 
-def _mebibytes(text: str) -> int:
-    return int(text) << 20
+def vram_budget_of(text: str) -> int:
+    """Bytes of a VRAM budget in a flag or a variable; a bare number is MiB."""
+    return memory_size("the VRAM budget", text, MIN_BUDGET, bare="MiB")
 
 
 TRUE_WORDS = {"1", "true", "on", "yes", "enabled"}
@@ -228,7 +234,7 @@ FALSE_WORDS = {"0", "false", "off", "no", "disabled", ""}
 # Parameter of `hot_experts` -> its environment variable, and what turns that into a value.
 ENVIRONMENT: dict[str, tuple[str, Callable[[str], Any]]] = {
     "slots": ("LLAMA_ARG_MOE_HOT_K", slot_count),
-    "vram_budget": ("PYHOTEXPERTS_VRAM_MIB", _mebibytes),
+    "vram_budget": ("PYHOTEXPERTS_VRAM_MIB", vram_budget_of),
     "policy": ("PYHOTEXPERTS_POLICY", str),
     "rebalance_interval": ("LLAMA_ARG_MOE_HOT_REBALANCE_INTERVAL", int),
     "half_life": ("PYHOTEXPERTS_HALF_LIFE", float),
@@ -240,7 +246,6 @@ ENVIRONMENT: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 EXPECTED: dict[Callable[[str], Any], str] = {
     slot_count: 'give a whole number, or "auto"',
-    _mebibytes: "give a whole number of MiB",
     int: "give a whole number",
     float: "give a number",
     truth: "give on or off",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +33,12 @@ CUDA_OVERHEAD = 768 << 20
 MAX_PLANNED_N_CTX = 1 << 20
 BYTES_PER_CELL = 64
 
-STRICT_ADVICE = "Ask for fewer slots, take a smaller n_ctx or n_ubatch, another offload mode, or leave strict out"
+LESS_VRAM = "Ask for fewer slots, take a smaller n_ctx or n_ubatch, another offload mode, or leave strict out"
+BY_NAME: dict[str, Callable[[], Offload]] = {
+    "cpu_experts": cpu_experts,
+    "full_gpu": full_gpu,
+    "hot_experts": hot_experts,
+}
 
 LOAD_MODES = {"mmap": "PHX_LOAD_MMAP", "copy": "PHX_LOAD_COPY", "direct_io": "PHX_LOAD_DIRECT_IO"}
 
@@ -133,6 +139,11 @@ def slots_that_fit(memory: tuple[DeviceMemory, ...], offload: HotExperts) -> int
     return min(counts, default=0)
 
 
+def _within(memory: tuple[DeviceMemory, ...], budget: int) -> bool:
+    """Whether every GPU's part stays within a budget, with what CUDA takes."""
+    return all(m.needed + CUDA_OVERHEAD <= budget for m in memory if m.is_gpu and m.needed)
+
+
 def fits_gpu(memory: tuple[DeviceMemory, ...]) -> bool:
     """Whether every GPU has room for its part, with the margin."""
     return all(m.needed + VRAM_MARGIN <= m.free for m in memory if m.is_gpu and m.needed)
@@ -149,14 +160,19 @@ def decide(request: LoadRequest, offload: Offload | str, n_gpu_layers_given: boo
         If VRAM or RAM cannot hold what the mode needs.
     """
     gpu = machine.has_gpu()
+    if isinstance(offload, str) and offload in BY_NAME:
+        offload = BY_NAME[offload]()
     if offload != "auto" and not isinstance(offload, CpuExperts | Layers | FullGpu | HotExperts):
         raise ConfigError(
-            f'offload must be "auto", cpu_experts(), layers(n), full_gpu() or hot_experts(...), not {offload!r}'
+            f'offload must be "auto", cpu_experts(), layers(n), full_gpu(), hot_experts(...) or a name, not {offload!r}'
         )
     if isinstance(offload, str):
-        placement = _automatic(request, gpu, n_gpu_layers_given)
+        placement = _automatic(request, gpu, n_gpu_layers_given, cache=hot_experts())
     elif isinstance(offload, HotExperts):
-        placement = _hot(request, offload, gpu)
+        if offload.slots == 0:
+            placement = _automatic(request, gpu, n_gpu_layers_given, cache=None)
+        else:
+            placement = _hot(request, offload, gpu)
     else:
         if not gpu and isinstance(offload, FullGpu | Layers):
             raise UnavailableError(
@@ -168,56 +184,80 @@ def decide(request: LoadRequest, offload: Offload | str, n_gpu_layers_given: boo
     return placement
 
 
-def _automatic(request: LoadRequest, gpu: bool, n_gpu_layers_given: bool) -> Placement:
-    """Everything on the GPU if it fits, else the experts on the CPU; fewer layers of a model without experts."""
+def _automatic(request: LoadRequest, gpu: bool, n_gpu_layers_given: bool, cache: HotExperts | None) -> Placement:
+    """Everything on the GPU if it fits, else hot experts, else CPU experts; fewer layers of a dense model."""
     if not gpu:
         return Placement(request, cpu_experts(), plan(request, cpu_experts()), f"no GPU: {machine.no_gpu_reason()}")
     everything = plan(request, full_gpu())
-    if fits_gpu(everything):
+    budget = cache.vram_budget if cache else None
+    if fits_gpu(everything) and (budget is None or _within(everything, budget)):
         return Placement(request, full_gpu(), everything, "everything fits on the GPU")
     without_experts = plan(request, cpu_experts())
     moves_experts = _vram(without_experts) < _vram(everything)
     if moves_experts:
-        cached = _hot(request, hot_experts(), gpu)
-        if cached.slots:
-            return replace(cached, reason="not everything fits on the GPU")
-    if moves_experts or n_gpu_layers_given:
-        offload: Offload = cpu_experts() if moves_experts else full_gpu()
-        memory = without_experts if moves_experts else everything
-        return Placement(request, offload, memory, "not everything fits on the GPU")
+        why = "not everything fits on the GPU"
+        if cache is None or cache.slots == 0:
+            return Placement(request, cpu_experts(), without_experts, f"{why}; slots=0 switches the cache off")
+        return replace(_hot(request, cache, gpu), reason=why)
+    if n_gpu_layers_given:
+        return Placement(request, full_gpu(), everything, "not everything fits on the GPU")
     return _fewer_layers(request)
 
 
 def _hot(request: LoadRequest, offload: HotExperts, gpu: bool) -> Placement:
     """The cache with as many slots as were asked for and fit; without any, the experts on the CPU."""
-    without = layers(offload.n_cpu_moe) if offload.n_cpu_moe >= 0 else cpu_experts()
-    memory: tuple[DeviceMemory, ...] = ()
-    slots, why = 0, ""
-    if offload.slots == 0:
-        return Placement(request, without, plan(request, without), "slots=0: no hot-expert cache")
     if not gpu:
         why = f"it needs a GPU, and this process can use none: {machine.no_gpu_reason()}"
-        without = cpu_experts()
-    else:
-        memory = plan(request, offload)
-        n_expert = max(m.n_expert for m in memory)
-        wanted = n_expert if offload.slots is None else min(offload.slots, n_expert)
-        slots = min(wanted, slots_that_fit(memory, offload))
-        if not any(m.slot for m in memory):
-            why = "no layer on a GPU has routed experts in RAM"
-        elif slots < wanted and offload.slots is not None:
-            why = f"{offload.slots} slots per layer were asked for, and VRAM has room for {slots}"
-        elif not slots:
-            why = "VRAM has no room for even one slot per layer"
-    if why and offload.strict:
-        kind = OutOfMemoryError if any(m.slot for m in memory) else UnavailableError
-        raise kind(f"the hot-expert cache cannot be had as asked for: {why}. {STRICT_ADVICE}")
+        return _without_cache(request, offload, cpu_experts(), why, "Leave strict out, or use a machine with a GPU")
+    without: Offload = layers(offload.n_cpu_moe) if offload.n_cpu_moe >= 0 else cpu_experts()
+    memory = plan(request, offload)
+    if not any(m.slot for m in memory):
+        why = "no layer on a GPU has routed experts in RAM"
+        return _without_cache(request, offload, without, why, "Take another offload mode, or leave strict out")
+    _check_budget(request, offload, without)
+    n_expert = max(m.n_expert for m in memory)
+    wanted = n_expert if offload.slots is None else min(offload.slots, n_expert)
+    slots = min(wanted, slots_that_fit(memory, offload))
+    room = "VRAM" if offload.vram_budget is None else f"the budget of {_gib(offload.vram_budget)}"
+    why = ""
+    if slots < wanted and offload.slots is not None:
+        why = f"{offload.slots} slots per layer were asked for, and {room} has room for {slots}"
+    elif not slots:
+        why = f"{room} has no room for even one slot per layer"
+    if not slots or (why and offload.strict):
+        return _without_cache(request, offload, without, why, LESS_VRAM, OutOfMemoryError)
     if why:
         _ffi.logger.warning("hot-expert cache: %s", why)
-    if not slots:
-        return Placement(request, without, plan(request, without), f"no hot-expert cache: {why}", cache_reason=why)
     memory = tuple(replace(m, n_slots=slots) for m in memory)
     return Placement(request, offload, memory, "as asked for", slots=slots, cache_reason=why)
+
+
+def _without_cache(
+    request: LoadRequest,
+    offload: HotExperts,
+    without: Offload,
+    why: str,
+    advice: str,
+    kind: type[OutOfMemoryError] | type[UnavailableError] = UnavailableError,
+) -> Placement:
+    """The mode in place of a cache that cannot be had; an error if the caller is strict."""
+    if offload.strict:
+        raise kind(f"the hot-expert cache cannot be set up as requested: {why}. {advice}")
+    _ffi.logger.warning("hot-expert cache: %s", why)
+    return Placement(request, without, plan(request, without), f"no hot-expert cache: {why}", cache_reason=why)
+
+
+def _check_budget(request: LoadRequest, offload: HotExperts, without: Offload) -> None:
+    """A budget is a limit: what cannot stay within it even without slots is refused."""
+    if offload.vram_budget is None:
+        return
+    for m in plan(request, without):
+        if not _within((m,), offload.vram_budget):
+            raise OutOfMemoryError(
+                f"{request.path} needs {_gib(m.needed + CUDA_OVERHEAD)} of {m.name} even with all experts in RAM, "
+                f"more than the budget of {_gib(offload.vram_budget)}: give a larger one, or take a smaller n_ctx "
+                "or n_ubatch"
+            )
 
 
 def _fewer_layers(request: LoadRequest) -> Placement:

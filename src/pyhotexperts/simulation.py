@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pyhotexperts import _ffi
 from pyhotexperts.errors import ConfigError
 from pyhotexperts.results import Routing
-from pyhotexperts.validation import choice, integer, real
+from pyhotexperts.validation import choice, integer, real, upload_limit
 
 POLICIES = {
     "lru": "PHX_POLICY_LRU",
@@ -62,6 +62,7 @@ def simulate_cache(
     """Replay routing through a cache that starts empty, each layer on its own, one token a step.
 
     A token's experts hit if they were resident before it; what it causes to be uploaded is resident for the next one.
+    The cache itself begins with the first experts of each layer in its slots, and an upload may take a token longer.
 
     Parameters
     ----------
@@ -73,7 +74,7 @@ def simulate_cache(
         "lru": used last; "decay": uses, each worth half as much `half_life` tokens later; "window": uses in the last
         `rebalance_interval` tokens, looked at so often; "static": the scores of `profile`; "frozen": nothing moves.
     uploads_per_step
-        Most uploads per layer and token, None = no limit.
+        Most uploads per layer and token, None or -1 = no limit.
     rebalance_interval
         Tokens, for "window".
     half_life
@@ -90,6 +91,8 @@ def simulate_cache(
     """
     if not isinstance(routing, Routing):
         raise ConfigError(f"routing must be what Model.record_routing returns, not {type(routing).__name__}")
+    if routing.experts.ndim != 3 or not 1 <= routing.n_expert <= 65_536:
+        raise ConfigError("routing must have experts of shape [n_tokens, n_layers, top_k], of 1 to 65536 experts")
     n_tokens, n_layers, top_k = routing.experts.shape
     ffi = _ffi.ffi
     params = ffi.new("phx_simulation_params *")
@@ -98,12 +101,16 @@ def simulate_cache(
     params.interval = integer("rebalance_interval", rebalance_interval, 1, 2**31 - 1)
     params.half_life = real("half_life", half_life, 0.01, 1e9)
     params.hysteresis = real("hysteresis", hysteresis, 0, 1e9)
-    params.max_uploads = -1 if uploads_per_step is None else integer("uploads_per_step", uploads_per_step, 0, 2**31 - 1)
+    limit = upload_limit("uploads_per_step", uploads_per_step)
+    params.max_uploads = -1 if limit is None else limit
     scores = ffi.NULL
     if (policy == "static") != (profile is not None):
         raise ConfigError('profile is needed for the policy "static", and for no other')
     if profile is not None:
-        table = np.ascontiguousarray(profile, np.float64)
+        try:
+            table = np.ascontiguousarray(profile, np.float64)
+        except (TypeError, ValueError) as e:
+            raise ConfigError(f"profile must be numbers of shape {(n_layers, routing.n_expert)}: {e}") from None
         if table.shape != (n_layers, routing.n_expert) or not np.isfinite(table).all():
             raise ConfigError(
                 f"profile must be finite numbers of shape {(n_layers, routing.n_expert)}, not {table.shape}"

@@ -49,16 +49,37 @@ def boolean(name: str, value: object) -> bool:
     return value
 
 
-UNITS = {"": 1, "b": 1}
+UNITS = {"b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 
 
-def memory_size(name: str, value: object) -> int:
-    """Bytes, from an integer or a text such as "12GiB", "12000 MiB" or "1.5GB" (powers of 1000 without the i)."""
+def memory_size(name: str, value: object, low: int, bare: str | None = None) -> int:
+    """Bytes, from an integer or a text such as "12GiB", "12000 MiB" or "1.5GB" (powers of 1000 without the i).
+
+    Parameters
+    ----------
+    low
+        The least value, bytes.
+    bare
+        The unit of a text without one, None = such a text is refused.
+    """
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
-        if not match or match[2].lower() not in UNITS:
-            raise ConfigError(f'{name} must be bytes or a text such as "12GiB", not {value!r}')
-        value = int(float(match[1]) * UNITS[match[2].lower()])
-    return integer(name, value, 1, 2**63 - 1)
+        match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*", value, re.ASCII)
+        unit = (match[2] or bare or "?").lower() if match else "?"
+        if not match or unit not in UNITS:
+            raise ConfigError(f'{name} must be a size such as "12GiB", not {value!r}')
+        value = int(float(match[1]) * UNITS[unit])
+    result = integer(name, value, 0, 2**63 - 1)
+    if result < low:
+        raise ConfigError(f"{name} must be at least {low >> 20} MiB, not {result} bytes: is a unit missing?")
+    return result
+
+
+def upload_limit(name: str, value: object) -> int | None:
+    """`value` as a number of uploads per layer and token; None and -1 mean no limit, and give None."""
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value == -1):
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and value < 0:
+        raise ConfigError(f"{name} must be -1 (no limit) or an integer from 0, not {value!r}")
+    return integer(name, value, 0, 2**31 - 1)

@@ -576,14 +576,14 @@ static void case_stopped() {
     region gpu(backend.b, s, l.gpu, 1);
     char message[512] = "";
     bool reported = false;
-    for (int step = 0; step < 6; step++) {
+    for (int step = 0; step < 8; step++) {
         const std::vector<float> x = normal(size_t(s.n_embd));
         const std::vector<int32_t> ids = random_ids(s, 1);
         hot.set(x, ids);
         gpu.set(x, ids);
         const std::vector<float> y = hot.run();
         const bool error = api->take_error(cache.c, message, sizeof(message));
-        require(error == (step == 0), "the time-out is reported once, after the step in which it happened");
+        require(error == (step < 3), "each time-out is reported once; after the third one the lanes are given up");
         if (error) {
             reported = true;
             require(strstr(message, "did not answer within 300 ms in layer 5") != nullptr, message);

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 
 import numpy as np
 import pytest
@@ -35,7 +37,7 @@ def test_the_reason_is_logged_and_in_the_status(caplog: pytest.LogCaptureFixture
 
 
 def test_strict_refuses() -> None:
-    with pytest.raises(phx.UnavailableError, match=r"hot-expert cache cannot be had.*needs a GPU"):
+    with pytest.raises(phx.UnavailableError, match=r"hot-expert cache cannot be set up.*needs a GPU"):
         phx.Model(offload=phx.hot_experts(strict=True))
 
 
@@ -45,4 +47,21 @@ def test_nobody_asked_for_it(offload: phx.Offload | str) -> None:
         status = model.cache.status
     assert not status.requested
     assert not status.active
-    assert status.reason
+    assert "does not use it" in status.reason
+
+
+def test_a_mode_may_be_given_by_name() -> None:
+    with phx.Model(offload="cpu_experts") as model:
+        assert model.offload == phx.cpu_experts()
+    with phx.Model(offload="hot_experts") as model:
+        assert model.cache.status.requested
+
+
+def test_the_cache_is_not_copied_and_status_compares() -> None:
+    with phx.Model() as model:
+        with pytest.raises(TypeError, match="cannot be copied"):
+            copy.copy(model.cache)
+        status = model.cache.status
+        assert status == status  # noqa: PLR0124: numpy arrays in it must not make this an error
+        assert hash(status)
+        assert pickle.loads(pickle.dumps(status)).reason == status.reason

@@ -97,6 +97,9 @@ def test_info_as_json_and_as_text() -> None:
         (("demo", "--moe-hot-k", "many"), 'neither a whole number nor "auto"'),
         (("demo", "--moe-hot-k", "8", "-cmoe"), "contradict each other"),
         (("demo", "--vram-budget", "1 banana"), "1 banana"),
+        (("demo", "--vram-budget", "12"), "is a unit missing"),
+        (("demo", "--vram-budget", "9" * 400), "must be a size"),
+        (("demo", "--offload", "cpu_experts", "--moe-hot-policy", "lru"), "contradict each other"),
         (("bench", "--modes", "warp"), "none of the offload modes"),
         (("bench", "--modes", "layers:x"), "after the colon comes a whole number"),
         (("bench", "--text", "missing.txt"), "cannot read the text missing.txt"),
@@ -106,7 +109,7 @@ def test_info_as_json_and_as_text() -> None:
         (("bench", "-r", "0"), "--repetitions must be"),
         (("bench", "-t", "0"), "--threads must be"),
         (("bench", "-ctk", "f17"), "--cache-type-k must be one of"),
-        (("bench", "--vram-budget", "much"), "--vram-budget must be bytes"),
+        (("bench", "--vram-budget", "much"), "VRAM budget must be a size"),
         (("demo", "--moe-hot-policy", "magic"), "policy must be one of decay, lru, window"),
     ],
 )
@@ -171,3 +174,19 @@ def test_bench_says_which_runs_failed() -> None:
     assert run.stdout == b""
     assert b"some runs failed" in run.stderr
     assert b"give a longer text" in run.stderr
+
+
+def test_a_cache_that_cannot_be_had_is_said_on_stderr() -> None:
+    if any(d.is_gpu for d in phx.devices()):
+        pytest.skip("for a machine without a GPU")
+    run = command("generate", "-p", "a", "-n", "2", "--moe-hot-k", "4", env={"LLAMA_ARG_CPU_MOE": "1"})
+    assert run.returncode == 0
+    assert b"warning: hot-expert cache: it needs a GPU" in run.stderr
+    assert b"| no hot-expert cache]" in run.stderr
+
+
+def test_verbose_says_what_was_decided() -> None:
+    run = command("generate", "-p", "a", "-n", "2", "-v")
+    assert b"info: " in run.stderr
+    assert b"offload " in run.stderr
+    assert b"info: " not in command("generate", "-p", "a", "-n", "2").stderr

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import io
+import logging
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from pyhotexperts import __version__
 from pyhotexperts.cli import bench, demo, generate, info
 from pyhotexperts.errors import ConfigError, PyHotExpertsError
+
+logger = logging.getLogger("pyhotexperts")
 
 INTERRUPTED = 130  # the shell's exit status for Ctrl-C
 
@@ -27,12 +30,37 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+class Messages(logging.Handler):
+    """Shows the package's log as lines of the command."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line to stderr."""
+        if sys.stderr is not None:
+            with suppress(OSError):
+                print(f"pyhotexperts: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+
+
+@contextmanager
+def shown_log(verbose: bool) -> Iterator[None]:
+    """Show warnings and errors while a command runs; verbose: what was decided too."""
+    handler = Messages(logging.INFO if verbose else logging.WARNING)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(handler.level)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     try:
         prepare_streams()
         arguments = parser().parse_args(argv)
-        arguments.run(arguments)
+        with shown_log(getattr(arguments, "verbose", False)):
+            arguments.run(arguments)
         sys.stdout.flush()
     except PyHotExpertsError as e:
         return complain(str(e), 1)

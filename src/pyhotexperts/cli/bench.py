@@ -14,8 +14,9 @@ from pyhotexperts.bench import config, output, runner, summary
 from pyhotexperts.bench.config import Mode, Run
 from pyhotexperts.errors import ConfigError, PyHotExpertsError
 from pyhotexperts.model import kv_types
+from pyhotexperts.offload import vram_budget_of
 from pyhotexperts.placement import LOAD_MODES
-from pyhotexperts.validation import choice, integer, memory_size
+from pyhotexperts.validation import choice, integer
 
 
 def add_parser(commands: Any) -> None:
@@ -37,9 +38,7 @@ def add_parser(commands: Any) -> None:
         "the VRAM of the layers row holds), hot_experts:SLOTS, full_gpu; default: all that can be had",
     )
     g.add_argument("--slots", type=int, metavar="N", help="slots per layer, in place of hot_experts fitted to layers")
-    g.add_argument(
-        "--vram-budget", metavar="SIZE", help="all VRAM that a process may use, such as 12GiB; default: what is free"
-    )
+    g.add_argument("--vram-budget", metavar="SIZE", help="all VRAM of a process, such as 12GiB; default: what is free")
     g.add_argument("-p", "--n-prompt", type=int, default=512, metavar="N", help="prompt tokens; default: 512")
     g.add_argument("-n", "--n-gen", type=int, default=128, metavar="N", help="generated tokens; default: 128")
     g.add_argument("-d", "--n-depth", type=int, default=0, metavar="N", help="tokens of context before; default: 0")
@@ -117,7 +116,7 @@ def options_of(a: argparse.Namespace) -> runner.Options:
         threads=tuple(integer("--threads", t, 1, machine.MAX_THREADS) for t in threads),
         load_modes=tuple(choice("--load-mode", lm, LOAD_MODES) for lm in load_modes),
         repetitions=integer("--repetitions", a.repetitions, 1, 1000),
-        vram_budget=None if a.vram_budget is None else memory_size("--vram-budget", a.vram_budget),
+        vram_budget=None if a.vram_budget is None else vram_budget_of(a.vram_budget),
     )
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pyhotexperts.cache import CacheStatus
 from pyhotexperts.cli import options
 from pyhotexperts.errors import ConfigError
 from pyhotexperts.generation import Stream
@@ -37,7 +38,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
             sys.stdout.write(prompt)
         result = show(stream)
         if sys.stderr is not None:
-            print(speeds(result), file=sys.stderr)
+            print(speeds(result, model.cache.status), file=sys.stderr)
 
 
 def read_prompt(arguments: argparse.Namespace) -> str:
@@ -72,12 +73,22 @@ def show(stream: Stream) -> Generation:
         return stream.result
 
 
-def speeds(result: Generation) -> str:
+def speeds(result: Generation, cache: CacheStatus) -> str:
     """One line about a generation."""
     why: str = result.finish_reason if result.finish_reason == "length" else "the text's end"
     if result.stop_string is not None:
         why = f"{result.stop_string!r}"
     return (
         f"[prompt {result.n_prompt_tokens} tokens, {result.prompt_speed:.1f} tokens/s | "
-        f"generated {len(result.tokens)} tokens, {result.generation_speed:.1f} tokens/s | stopped by {why}]"
+        f"generated {len(result.tokens)} tokens, {result.generation_speed:.1f} tokens/s | "
+        f"stopped by {why}{about(cache)}]"
     )
+
+
+def about(cache: CacheStatus) -> str:
+    """What the hot-expert cache did, if it was asked for."""
+    if not cache.requested:
+        return ""
+    if not cache.active:
+        return " | no hot-expert cache"
+    return f" | cache: {cache.slots} slots per layer, {cache.hit_rate:.0%} hits"

@@ -22,10 +22,10 @@ from pyhotexperts.offload import (
     layers,
     slot_count,
     truth,
+    vram_budget_of,
 )
 from pyhotexperts.placement import LOAD_MODES
 from pyhotexperts.sampling import Sampling
-from pyhotexperts.validation import memory_size
 
 OFFLOAD_MODES: dict[str, Callable[[], Offload | str]] = {
     "auto": lambda: "auto",
@@ -51,11 +51,6 @@ def flash_attn(text: str) -> str:
     if text in FLASH_ATTN:
         return text
     return "on" if truth(text) else "off"
-
-
-def vram_budget(text: str) -> int:
-    """Bytes; a bare number is MiB, as in the environment variable."""
-    return memory_size("--vram-budget", f"{text}MiB" if text.isdecimal() else text)
 
 
 def load_mode(text: str) -> str:
@@ -106,6 +101,8 @@ def resolve(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> N
         else:
             try:
                 value = convert(text)
+            except ConfigError as e:
+                raise ConfigError(f"{origin}: {e}") from None
             except ValueError:
                 raise ConfigError(f"{origin} has the value {text!r}, which is {_expected(convert)}") from None
         setattr(arguments, action.dest, value)
@@ -187,7 +184,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         env="LLAMA_ARG_CACHE_TYPE_K",
         default="f16",
         metavar="TYPE",
-        help=f"type of the cache's keys, one of {', '.join(kv_types())}; default: f16",
+        help=f"type of the KV cache's keys, one of {', '.join(kv_types())}; default: f16",
     )
     add(
         g,
@@ -196,7 +193,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         env="LLAMA_ARG_CACHE_TYPE_V",
         default="f16",
         metavar="TYPE",
-        help="type of the cache's values; default: f16",
+        help="type of the KV cache's values; default: f16",
     )
     add(
         g,
@@ -208,6 +205,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         metavar="|".join(LOAD_MODES),
         help="how weights reach RAM; default: mmap",
     )
+
+    g.add_argument("-v", "--verbose", action="store_true", help="say what is decided while loading")
 
     g = parser.add_argument_group("offload")
     add(
@@ -246,14 +245,19 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="offload mode; default: auto (-cmoe and -ncmoe choose one too)",
     )
 
-    g = parser.add_argument_group("hot-expert cache (--offload hot_experts, or one of these)")
+    g = parser.add_argument_group("hot-expert cache (any of these chooses --offload hot_experts)")
 
     def add_hot(flag: str, convert: Callable[[str], Any], metavar: str | None, text: str, **more: Any) -> None:
         env = ENVIRONMENT[HOT_FLAGS[flag.removeprefix("--").replace("-", "_")]][0]
         add(g, flag, env=env, convert=convert, help=text, **more | ({"metavar": metavar} if metavar else {}))
 
     add_hot("--moe-hot-k", slot_count, "N", "expert slots per layer, 0 = off, auto = as many as fit; default: auto")
-    add_hot("--vram-budget", vram_budget, "SIZE", "all VRAM this process may use, such as 12GiB; default: what is free")
+    add_hot(
+        "--vram-budget",
+        vram_budget_of,
+        "SIZE",
+        "all VRAM of this process, such as 12GiB; a bare number is MiB; default: what is free",
+    )
     add_hot("--moe-hot-policy", str, "|".join(CACHE_POLICIES), "which experts get the slots; default: decay")
     add_hot("--moe-hot-rebalance-interval", int, "N", "tokens between rebalances of the policy window; default: 60")
     add_hot("--moe-hot-pp-bypass", int, "N", "batches of N tokens or more stream the experts; default: 64")
@@ -346,9 +350,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"tokens that the penalties look back; default: {d.repeat_last_n}",
     )
-    g.add_argument(
-        "-s", "--seed", type=int, default=None, metavar="SEED", help="seed; default: a new one, -1 = the same"
-    )
+    g.add_argument("-s", "--seed", type=int, default=None, metavar="SEED", help="seed; default, and -1: a new one")
     g.add_argument(
         "-r", "--reverse-prompt", action="append", default=[], metavar="TEXT", help="stop at this text; may be repeated"
     )
@@ -356,13 +358,17 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 def offload_of(arguments: argparse.Namespace) -> Offload | str:
     """The offload mode that the flags describe."""
+    given = arguments.on_command_line
     hot = {name: getattr(arguments, flag) for flag, name in HOT_FLAGS.items() if getattr(arguments, flag) is not None}
-    by_flag = HOT_FLAGS.keys() & arguments.on_command_line
-    is_other = arguments.cpu_moe or arguments.offload not in ("auto", "hot_experts")
-    if by_flag and is_other:
-        names = ", ".join("--" + name.replace("_", "-") for name in sorted(by_flag))
-        raise ConfigError(f"{names} and another offload mode contradict each other: give one of them")
-    if by_flag or arguments.offload == "hot_experts" or ("slots" in hot and not is_other):
+    hot_flags = ["--" + flag.replace("_", "-") for flag in sorted(HOT_FLAGS.keys() & given)]
+    other = "-cmoe" if "cpu_moe" in given else ""
+    if arguments.offload not in ("auto", "hot_experts"):
+        other = f"--offload {arguments.offload}"
+    if other and (hot_flags or arguments.offload == "hot_experts"):
+        asking = ", ".join(hot_flags or ["--offload hot_experts"])
+        raise ConfigError(f"{asking} and {other} contradict each other: the former is about hot experts")
+    by_variable = "slots" in hot and not (arguments.cpu_moe or other)
+    if hot_flags or arguments.offload == "hot_experts" or by_variable:
         n_cpu_moe = -1 if arguments.n_cpu_moe is None else arguments.n_cpu_moe
         return hot_experts(n_cpu_moe=n_cpu_moe, **hot)
     modes: dict[str, Callable[[], Offload | str]] = {}
@@ -372,8 +378,7 @@ def offload_of(arguments: argparse.Namespace) -> Offload | str:
         modes["cpu_moe"] = cpu_experts
     if arguments.n_cpu_moe is not None:
         modes["n_cpu_moe"] = lambda: layers(arguments.n_cpu_moe)
-    given = [name for name in modes if name in arguments.on_command_line]
-    chosen = given or list(modes)  # a flag wins over a variable
+    chosen = [name for name in modes if name in given] or list(modes)  # a flag wins over a variable
     if len(chosen) > 1:
         names = " and ".join("--" + name.replace("_", "-") for name in chosen)
         raise ConfigError(f"{names} contradict each other: give one of them")
