@@ -16,17 +16,12 @@
 #include <stdexcept>
 #include <unordered_map>
 
-void ggml_cuda_set_device(int device);  // of the CUDA backend: knows about emulated devices
-
 namespace hx {
 
 namespace {
 
-constexpr size_t RING_BYTES = size_t(4) << 20;  // each of two
-constexpr size_t UPLOAD_BATCH = 4;              // experts that are waited for together
 constexpr size_t SLOT_ALIGNMENT = 256;          // of each matrix's slots
 constexpr size_t LOG_LIMIT = 1 << 16;
-constexpr int32_t MAX_TIMEOUTS = 3;             // of the CPU lane, until the lanes are given up
 
 struct place {
     hot_cache * cache;
@@ -37,17 +32,6 @@ struct place {
 // Never destroyed: threads may still look at it while the process ends.
 std::shared_mutex & places_mutex = *new std::shared_mutex;
 std::unordered_map<const ggml_tensor *, place> & places = *new std::unordered_map<const ggml_tensor *, place>;
-
-int64_t now_ns() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-void check(cudaError_t error, const char * doing) {
-    if (error != cudaSuccess) {
-        (void) cudaGetLastError();
-        throw std::runtime_error(std::string(doing) + ": " + cudaGetErrorString(error));
-    }
-}
 
 policy_config policy_of(const phx_cache_config & config) {
     policy_config p;
@@ -68,28 +52,21 @@ bool has_cpu_kernel(const ggml_tensor * t) {
     return traits->vec_dot && t->ne[0] % ggml_blck_size(traits->vec_dot_type) == 0;
 }
 
+}  // namespace
+
+void check_cuda(cudaError_t error, const char * doing) {
+    if (error != cudaSuccess) {
+        (void) cudaGetLastError();
+        throw std::runtime_error(std::string(doing) + ": " + cudaGetErrorString(error));
+    }
+}
+
 size_t slot_bytes_of(const layer_config & c) {
     size_t bytes = 0;
     for (const ggml_tensor * t : { c.gate, c.up, c.down }) {
         bytes += t ? t->nb[2] : 0;
     }
     return bytes;
-}
-
-}  // namespace
-
-cudaError_t copy_pinned(char * to, const char * from, size_t bytes, cudaStream_t stream) {
-    while (bytes > 0) {
-        const size_t n = pinned_extent(from, bytes);
-        const cudaError_t error = cudaMemcpyAsync(to, from, n, cudaMemcpyHostToDevice, stream);
-        if (error != cudaSuccess) {
-            return error;
-        }
-        to += n;
-        from += n;
-        bytes -= n;
-    }
-    return cudaSuccess;
 }
 
 cache_layer::cache_layer(const layer_config & c, const policy_config & p, int32_t slots)
@@ -178,11 +155,11 @@ void hot_cache::make_parts() {
             device_part * part = parts.back().get();
             part->device = l->config.device;
             ggml_cuda_set_device(part->device);
-            check(cudaStreamCreateWithFlags(&part->stream, cudaStreamNonBlocking), "cannot make a copy stream");
+            check_cuda(cudaStreamCreateWithFlags(&part->stream, cudaStreamNonBlocking), "cannot make a copy stream");
             if (std::any_of(layers.begin(), layers.end(), [](const auto & x) { return !x->is_pinned(); })) {
-                check(cudaHostAlloc(reinterpret_cast<void **>(&part->ring), 2 * RING_BYTES, cudaHostAllocPortable), "cannot allocate pinned memory");
+                check_cuda(cudaHostAlloc(reinterpret_cast<void **>(&part->ring), 2 * RING_BYTES, cudaHostAllocPortable), "cannot allocate pinned memory");
                 for (cudaEvent_t & e : part->ring_free) {
-                    check(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "cannot make an event");
+                    check_cuda(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "cannot make an event");
                 }
             }
         }
@@ -301,9 +278,9 @@ void hot_cache::fill_slots() {
         for (const slot_matrix & m : l.matrices) {
             const size_t bytes = size_t(n) * m.expert_bytes;
             if (m.pinned) {
-                check(copy_pinned(m.slots, m.host, bytes, cudaStreamPerThread), "cannot fill the slots");
+                check_cuda(copy_pinned(m.slots, m.host, bytes, cudaStreamPerThread), "cannot fill the slots");
             } else {
-                check(cudaMemcpy(m.slots, m.host, bytes, cudaMemcpyHostToDevice), "cannot fill the slots");
+                check_cuda(cudaMemcpy(m.slots, m.host, bytes, cudaMemcpyHostToDevice), "cannot fill the slots");
             }
         }
         for (int32_t s = 0; s < n; s++) {
@@ -313,7 +290,7 @@ void hot_cache::fill_slots() {
     }
     for (const auto & l : layers) {
         ggml_cuda_set_device(l->config.device);
-        check(cudaStreamSynchronize(cudaStreamPerThread), "cannot fill the slots");
+        check_cuda(cudaStreamSynchronize(cudaStreamPerThread), "cannot fill the slots");
     }
 }
 
@@ -549,335 +526,6 @@ void hot_cache::fail(const std::string & why) {
 bool hot_cache::has_failed() {
     std::lock_guard<std::mutex> lock(mutex);
     return failed;
-}
-
-// ---------------------------------------------------------------- uploads
-
-cudaError_t hot_cache::copy_bytes(device_part & part, char * to, const char * from, size_t bytes, bool pinned) {
-    if (pinned) {
-        return copy_pinned(to, from, bytes, part.stream);
-    }
-    for (size_t done = 0, k = 0; done < bytes; done += RING_BYTES, k ^= 1) {
-        const size_t n = std::min(RING_BYTES, bytes - done);
-        char * chunk = part.ring + k * RING_BYTES;
-        cudaError_t error = cudaEventSynchronize(part.ring_free[k]);
-        if (error != cudaSuccess) {
-            return error;
-        }
-        memcpy(chunk, from + done, n);
-        error = cudaMemcpyAsync(to + done, chunk, n, cudaMemcpyHostToDevice, part.stream);
-        if (error != cudaSuccess) {
-            return error;
-        }
-        cudaEventRecord(part.ring_free[k], part.stream);
-    }
-    return cudaSuccess;
-}
-
-cudaError_t hot_cache::copy_expert(device_part & part, const job & j) {
-    if (config.test_poison) {
-        poison(part, j.layer, j.slot);
-    }
-    for (const slot_matrix & m : layers[size_t(j.layer)]->matrices) {
-        const cudaError_t error = copy_bytes(part, m.slots + size_t(j.slot) * m.expert_bytes, m.host + size_t(j.expert) * m.expert_bytes, m.expert_bytes, m.pinned);
-        if (error != cudaSuccess) {
-            return error;
-        }
-    }
-    return cudaSuccess;
-}
-
-void hot_cache::upload_loop(device_part & part) {
-    ggml_cuda_set_device(part.device);
-    cudaEvent_t copied = nullptr;
-    cudaEventCreateWithFlags(&copied, cudaEventDisableTiming | cudaEventBlockingSync);
-    std::unique_lock<std::mutex> lock(mutex);
-    while (true) {
-        part.wake.wait(lock, [&] { return stopping || !part.queue.empty(); });
-        if (stopping) {
-            break;
-        }
-        std::vector<job> batch;
-        while (!part.queue.empty() && batch.size() < UPLOAD_BATCH) {
-            batch.push_back(part.queue.front());
-            part.queue.pop_front();
-        }
-        const int64_t number = upload_number;
-        upload_number += int64_t(batch.size());
-        lock.unlock();
-
-        if (config.test_upload_delay_us > 0) {
-            std::this_thread::sleep_for(std::chrono::microseconds(config.test_upload_delay_us));
-        }
-        const int64_t start = now_ns();
-        std::vector<bool> ok(batch.size());
-        size_t bytes = 0;
-        cudaError_t error = cudaSuccess;
-        for (size_t i = 0; i < batch.size(); i++) {
-            const bool is_to_fail = config.test_fail_upload > 0 && (number + int64_t(i) + 1) % config.test_fail_upload == 0;
-            const cudaError_t e = is_to_fail ? cudaErrorInvalidValue : copy_expert(part, batch[i]);
-            ok[i] = e == cudaSuccess;
-            error = e == cudaSuccess ? error : e;
-            bytes += slot_bytes_of(layers[size_t(batch[i].layer)]->config);
-        }
-        cudaEventRecord(copied, part.stream);
-        const cudaError_t waited = cudaEventSynchronize(copied);
-        if (waited != cudaSuccess) {
-            error = waited;
-            std::fill(ok.begin(), ok.end(), false);
-        }
-        if (error != cudaSuccess) {
-            (void) cudaGetLastError();
-        }
-
-        lock.lock();
-        upload_bytes += int64_t(bytes);
-        upload_ns += now_ns() - start;
-        if (error != cudaSuccess) {
-            note(std::string("an upload failed: ") + cudaGetErrorString(error));
-        }
-        for (size_t i = 0; i < batch.size(); i++) {
-            part.finished.emplace_back(batch[i], ok[i]);
-        }
-        if (part.queue.empty()) {
-            part.idle.notify_all();
-        }
-    }
-    lock.unlock();
-    cudaEventDestroy(copied);
-}
-
-// ---------------------------------------------------------------- status
-
-// Counters that contexts which still live have made. The caller holds contexts_mutex alone.
-std::vector<layer_counters> hot_cache::live_counters() {
-    std::vector<layer_counters> sums(layers.size());
-    for (context_link * c : contexts) {
-        const std::vector<layer_counters> counters = c->read_counters();
-        for (size_t i = 0; i < sums.size(); i++) {
-            sums[i].add(counters[i]);
-        }
-    }
-    return sums;
-}
-
-void hot_cache::get_status(phx_cache_status * status, phx_cache_layer * rows) {
-    std::lock_guard<std::mutex> contexts_lock(contexts_mutex);
-    std::vector<layer_counters> counters = rows ? live_counters() : std::vector<layer_counters>();
-    std::lock_guard<std::mutex> lock(mutex);
-    *status = {};
-    status->n_layers = int32_t(layers.size());
-    status->n_slots = n_slots;
-    status->pinned = 1;
-    status->failed = failed;
-    status->steps = steps;
-    std::copy(std::begin(bypassed), std::end(bypassed), status->bypassed);
-    status->upload_bytes = upload_bytes;
-    status->upload_ns = upload_ns;
-    status->observations_lost = lost;
-    snprintf(status->reason, sizeof(status->reason), "%s", reason.c_str());
-    for (const auto & l : layers) {
-        status->pinned = status->pinned && l->is_pinned();
-    }
-    if (!rows) {
-        return;
-    }
-    for (size_t i = 0; i < layers.size(); i++) {
-        const cache_layer & l = *layers[i];
-        counters[i].add(l.counters);
-        phx_cache_layer & row = rows[i];
-        row = {};
-        row.layer = l.config.layer;
-        row.device = l.config.device;
-        row.n_expert = l.n_expert;
-        row.n_slots = l.table.n_slots();
-        row.has_lanes = l.has_lanes;
-        row.slot_bytes = uint64_t(l.table.n_slots()) * slot_bytes_of(l.config);
-        row.uploads = l.uploads;
-        row.upload_failures = l.upload_failures;
-        row.evictions = l.evictions;
-        row.cpu_ns = l.cpu_ns;
-        row.regions = int64_t(counters[i].regions);
-        row.hits = int64_t(counters[i].hits);
-        row.misses = int64_t(counters[i].misses);
-        row.wait_ns = int64_t(counters[i].wait_ns);
-    }
-}
-
-void hot_cache::reset_stats() {
-    std::lock_guard<std::mutex> contexts_lock(contexts_mutex);
-    const std::vector<layer_counters> counters = live_counters();
-    std::lock_guard<std::mutex> lock(mutex);
-    for (size_t i = 0; i < layers.size(); i++) {
-        cache_layer & l = *layers[i];
-        l.counters = {};
-        l.counters.subtract(counters[i]);
-        l.uploads = l.upload_failures = l.evictions = l.cpu_ns = 0;
-    }
-    steps = upload_bytes = upload_ns = lost = 0;
-    std::fill(std::begin(bypassed), std::end(bypassed), 0);
-}
-
-void hot_cache::get_residency(int32_t layer, int32_t * experts) {
-    std::lock_guard<std::mutex> lock(mutex);
-    const cache_layer & l = *layers.at(size_t(layer));
-    for (int32_t s = 0; s < l.table.n_slots(); s++) {
-        experts[s] = l.table.expert_in(s);
-    }
-}
-
-bool hot_cache::take_error(std::string & message) {
-    uint32_t layer = 0;
-    {
-        std::lock_guard<std::mutex> contexts_lock(contexts_mutex);
-        for (context_link * c : contexts) {
-            layer = std::max(layer, c->take_error());
-        }
-    }
-    if (layer) {  // the process may have been stopped meanwhile: the lanes are given up only when it happens again and again
-        message = "the CPU lane did not answer within " + std::to_string(config.lane_timeout_ms) + " ms in layer " +
-                  std::to_string(layers.at(layer - 1)->config.layer);
-        std::unique_lock<std::mutex> lock(mutex);
-        if (++n_timeouts >= MAX_TIMEOUTS) {
-            lock.unlock();
-            fail(message);
-            lock.lock();
-            error_taken = true;
-        }
-        return true;
-    }
-    std::lock_guard<std::mutex> lock(mutex);
-    if (!failed || error_taken) {
-        return false;
-    }
-    error_taken = true;
-    message = reason;
-    return true;
-}
-
-void hot_cache::set_residency(int32_t layer, const int32_t * experts, int32_t n) {
-    std::unique_lock<std::mutex> lock(mutex);
-    cache_layer & l = *layers.at(size_t(layer));
-    device_part & part = part_of(l.config.device);
-    if (n < 0 || n > l.table.n_slots()) {
-        throw std::runtime_error("more experts than slots");
-    }
-    part.idle.wait(lock, [&] { return part.in_flight == part.finished.size() || stopping; });
-    publish_finished(part);
-    ggml_cuda_set_device(part.device);
-    check(cudaDeviceSynchronize(), "cannot wait for the device");
-    l.pending.clear();
-    for (int32_t s = 0; s < l.table.n_slots(); s++) {
-        const int32_t e = l.table.expert_in(s);
-        if (e != slot_table::NONE) {
-            l.table.evict(s);
-            change(layer, e, slot_table::NONE);
-        }
-        if (config.test_poison) {
-            poison(part, layer, s);
-        }
-    }
-    for (int32_t i = 0; i < n; i++) {
-        if (experts[i] < 0 || experts[i] >= l.n_expert || l.table.slot_of(experts[i]) != slot_table::NONE) {
-            throw std::runtime_error("an expert that is not there, or twice");
-        }
-        l.table.begin_upload(i, experts[i]);
-        check(copy_expert(part, { layer, i, experts[i] }), "cannot copy an expert");
-        check(cudaStreamSynchronize(part.stream), "cannot copy an expert");
-        l.table.publish(i);
-        change(layer, experts[i], i);
-    }
-    check(cudaStreamSynchronize(part.stream), "cannot overwrite a slot");
-}
-
-int64_t hot_cache::verify_slots() {
-    std::lock_guard<std::mutex> lock(mutex);
-    int64_t different = 0;
-    std::vector<char> bytes;
-    for (auto & l : layers) {
-        l->table.check();
-        ggml_cuda_set_device(l->config.device);
-        for (int32_t s = 0; s < l->table.n_slots(); s++) {
-            const int32_t e = l->table.expert_in(s);
-            for (const slot_matrix & m : l->matrices) {
-                if (e == slot_table::NONE) {
-                    continue;
-                }
-                bytes.resize(m.expert_bytes);
-                check(cudaMemcpy(bytes.data(), m.slots + size_t(s) * m.expert_bytes, m.expert_bytes, cudaMemcpyDeviceToHost), "cannot read a slot");
-                different += memcmp(bytes.data(), m.host + size_t(e) * m.expert_bytes, m.expert_bytes) != 0;
-            }
-        }
-    }
-    return different;
-}
-
-// ---------------------------------------------------------------- api
-
-namespace {
-
-hot_cache * of(cache * c) {
-    return reinterpret_cast<hot_cache *>(c);
-}
-
-void write(const std::string & text, char * message, size_t cap) {
-    snprintf(message, cap, "%s", text.c_str());
-}
-
-// 1, or 0 with the message of what was thrown.
-template <typename F> int32_t attempt(char * message, size_t cap, F && body) {
-    try {
-        body();
-        return 1;
-    } catch (const std::exception & e) {
-        write(e.what(), message, cap);
-        return 0;
-    }
-}
-
-cache * cache_new(const phx_cache_config * config, const layer_config * layers, int32_t n_layers, char * message, size_t cap) {
-    hot_cache * made = nullptr;
-    attempt(message, cap, [&] { made = new hot_cache(*config, layers, n_layers); });
-    return reinterpret_cast<cache *>(made);
-}
-
-void cache_free(cache * c) {
-    delete of(c);
-}
-
-int32_t get_status(cache * c, phx_cache_status * status, phx_cache_layer * layers, char * message, size_t cap) {
-    return attempt(message, cap, [&] { of(c)->get_status(status, layers); });
-}
-
-void reset_stats(cache * c) {
-    of(c)->reset_stats();
-}
-
-int32_t get_residency(cache * c, int32_t index, int32_t * experts, char * message, size_t cap) {
-    return attempt(message, cap, [&] { of(c)->get_residency(index, experts); });
-}
-
-int32_t set_residency(cache * c, int32_t index, const int32_t * experts, int32_t n, char * message, size_t cap) {
-    return attempt(message, cap, [&] { of(c)->set_residency(index, experts, n); });
-}
-
-int32_t verify(cache * c, int64_t * n_different, char * message, size_t cap) {
-    return attempt(message, cap, [&] { *n_different = of(c)->verify_slots(); });
-}
-
-int32_t take_error(cache * c, char * message, size_t cap) {
-    std::string text;
-    const bool failed = of(c)->take_error(text);
-    write(text, message, cap);
-    return failed;
-}
-
-const api API = { hot_buffer_type, cache_new, cache_free, get_status, reset_stats, get_residency, set_residency, verify, take_error };
-
-}  // namespace
-
-const api * cache_api() {
-    return &API;
 }
 
 }  // namespace hx

@@ -34,6 +34,8 @@
 #include <thread>
 #include <vector>
 
+void ggml_cuda_set_device(int device);  // of the CUDA backend: knows about emulated devices
+
 namespace hx {
 
 // One weight matrix of a layer: on the host, and its slots.
@@ -186,6 +188,14 @@ class hot_cache {
     int64_t lost = 0;
     int64_t upload_number = 0;
 };
+
+constexpr size_t RING_BYTES = size_t(4) << 20;  // each half of the pinned ring
+
+// Throws std::runtime_error if a CUDA call failed.
+void check_cuda(cudaError_t error, const char * doing);
+
+// VRAM of one slot of a layer.
+size_t slot_bytes_of(const layer_config & c);
 
 // Copies from host memory that may lie in several registered pieces.
 cudaError_t copy_pinned(char * to, const char * from, size_t bytes, cudaStream_t stream);

@@ -27,6 +27,17 @@
 
 namespace hx {
 
+constexpr int MAX_LANE_TOKENS = 8;
+
+// Whether a node is a product with expert weights of ours.
+bool is_ours(const ggml_tensor * node);
+
+// Distance of two experts in scratch: tile kernels read up to 512 columns of the last row, and find zeros there.
+size_t scratch_stride(const ggml_tensor * weights);
+
+// The tensor as upstream's kernels are to see it: other bytes, and experts at another distance.
+ggml_tensor with_data(const ggml_tensor * t, void * data, size_t stride, int64_t n_expert);
+
 enum class path { lanes, gather, stream, host };
 
 struct action {

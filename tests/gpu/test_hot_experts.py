@@ -302,6 +302,24 @@ def test_the_cache_may_be_looked_at_while_text_is_streamed() -> None:
         assert seen[-1] > seen[0]
 
 
+@pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise KeyError('x')"])
+def test_a_process_may_end_without_closing_the_model(ending: str) -> None:
+    code = f"""
+import sys, pyhotexperts as phx
+model = phx.Model(offload=phx.hot_experts(slots=16, strict=True))
+assert len(model.generate("The harbour", max_tokens=20).tokens) == 20
+{ending}
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.returncode == {"": 0, "sys.exit(3)": 3}.get(ending, 1), run.stderr
+    assert "CUDA error" not in run.stderr
+
+
+def test_a_model_is_closed_while_experts_are_uploaded(tested: Callable[..., phx.Model]) -> None:
+    with tested(hot(16), {"test_upload_delay_us": 20_000}) as model:
+        model.generate("The harbour", max_tokens=10)
+
+
 def test_unpinned_weights_give_the_same_model(ids: list[int]) -> None:
     """Where pinning fails, copies go through a small pinned ring, and the reason is said."""
     code = f"""
