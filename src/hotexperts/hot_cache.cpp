@@ -245,6 +245,7 @@ bool hot_cache::try_allocate(int32_t per_layer) {
         }
         slot_memory.emplace_back(device, memory);
         cudaMemset(memory, 0, bytes);
+        cudaStreamSynchronize(cudaStreamLegacy);
         next[device] = static_cast<char *>(memory);
     }
     for (auto & l : layers) {

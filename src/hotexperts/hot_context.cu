@@ -45,6 +45,7 @@ template <typename T> bool device_alloc(T *& pointer, size_t n, int value = 0) {
         return false;
     }
     CUDA_CHECK(cudaMemset(p, value, n * sizeof(T)));
+    CUDA_CHECK(cudaStreamSynchronize(cudaStreamLegacy));  // the context's streams do not wait for that one
     pointer = static_cast<T *>(p);
     return true;
 }
@@ -100,7 +101,6 @@ bool hot_context::attach(hot_cache * c) {
         free_mailbox();
         return false;
     }
-    CUDA_CHECK(cudaDeviceSynchronize());
     tables.assign(n_layers * size_t(c->n_expert_max), -1);
     try {
         lane = std::make_unique<cold_lane>(std::max(1, c->config.n_threads));
