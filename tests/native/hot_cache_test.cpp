@@ -1,0 +1,325 @@
+// The cache's host part without a GPU: contexts in threads of their own begin and end steps and read the slots that their
+// tables name, as kernels would, while the uploader moves experts. Every read must find the expert's own bytes; built with
+// ThreadSanitizer, a slot that is written while it may be read is a data race. Prints "ok N reads".
+#include "hot_cache.h"
+
+#include "ggml-backend-impl.h"
+#include "hot_buffer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+// What the CUDA backend has: one or two devices; every weight is in their memory, pinned or not.
+static bool pinned = true;
+
+void ggml_cuda_set_device(int) {}
+
+namespace hx {
+
+int hot_buffer_device(ggml_backend_buffer_type_t buft) {
+    return int(reinterpret_cast<intptr_t>(buft->context));
+}
+ggml_backend_buffer_type_t hot_buffer_type(int) {
+    return nullptr;
+}
+void hot_buffer_pin(ggml_backend_buffer_t) {}
+bool hot_buffer_is_pinned(ggml_backend_buffer_t) {
+    return pinned;
+}
+std::string hot_buffer_reason(ggml_backend_buffer_t) {
+    return "this test says so";
+}
+size_t pinned_extent(const void *, size_t size) {
+    return std::min(size, size_t(1000));  // as if the memory were registered in small pieces
+}
+
+}  // namespace hx
+
+static std::atomic<long> reads{ 0 };
+
+static void require(bool ok, const char * what) {
+    if (!ok) {
+        printf("FAILED: %s\n", what);
+        fflush(stdout);
+        _exit(1);
+    }
+}
+
+constexpr int64_t N_EMBD = 64, N_FF = 32, N_EXPERT = 16;
+constexpr int32_t TOP_K = 4;
+
+struct weights {
+    ggml_backend_buffer_type buft[2] = {};
+    ggml_backend_buffer buffer[2] = {};
+    std::vector<std::unique_ptr<ggml_tensor>> tensors;
+    std::vector<std::vector<char>> bytes;
+    std::vector<hx::layer_config> layers;
+
+    explicit weights(int n_layers, int n_devices) {
+        for (int d = 0; d < n_devices; d++) {
+            buft[d].context = reinterpret_cast<void *>(intptr_t(d));
+            buffer[d].buft = &buft[d];
+        }
+        std::mt19937 rng(5);
+        for (int l = 0; l < n_layers; l++) {
+            const int device = l * n_devices / n_layers;
+            ggml_tensor * t[3];
+            for (int m = 0; m < 3; m++) {
+                tensors.push_back(std::make_unique<ggml_tensor>());
+                t[m] = tensors.back().get();
+                *t[m] = {};
+                const int64_t n_in = m < 2 ? N_EMBD : N_FF, n_out = m < 2 ? N_FF : N_EMBD;
+                t[m]->type = GGML_TYPE_Q8_0;
+                t[m]->ne[0] = n_in;
+                t[m]->ne[1] = n_out;
+                t[m]->ne[2] = N_EXPERT;
+                t[m]->ne[3] = 1;
+                t[m]->nb[0] = ggml_type_size(GGML_TYPE_Q8_0);
+                t[m]->nb[1] = ggml_row_size(GGML_TYPE_Q8_0, n_in);
+                t[m]->nb[2] = t[m]->nb[1] * size_t(n_out);
+                t[m]->nb[3] = t[m]->nb[2] * N_EXPERT;
+                t[m]->buffer = &buffer[device];
+                bytes.emplace_back(t[m]->nb[3]);
+                for (char & b : bytes.back()) {
+                    b = char(rng());
+                }
+            }
+            for (int m = 0; m < 3; m++) {
+                t[m]->data = bytes[bytes.size() - 3 + size_t(m)].data();
+            }
+            layers.push_back({ l, device, t[0], t[1], t[2] });
+        }
+    }
+};
+
+// A context whose "kernels" run at once in the thread that computes.
+struct fake_context : hx::context_link {
+    hx::hot_cache & cache;
+    std::vector<int32_t> table;
+    uint32_t step = 0;
+    std::mt19937 rng;
+
+    fake_context(hx::hot_cache & c, int device_, unsigned seed) : cache(c), table(c.layers.size() * N_EXPERT, -1), rng(seed) {
+        device = device_;
+        cudaEventCreateWithFlags(&step_done, cudaEventDisableTiming);
+        cache.add_context(this);
+        for (size_t l = 0; l < cache.layers.size(); l++) {
+            std::vector<int32_t> experts(size_t(cache.layers[l]->table.n_slots()));
+            cache.get_residency(int32_t(l), experts.data());
+            for (size_t s = 0; s < experts.size(); s++) {
+                if (experts[s] >= 0) {
+                    table[l * N_EXPERT + size_t(experts[s])] = int32_t(s);
+                }
+            }
+        }
+    }
+    ~fake_context() override {
+        cache.remove_context(this);
+        cudaEventDestroy(step_done);
+    }
+    std::vector<hx::layer_counters> read_counters() override { return std::vector<hx::layer_counters>(cache.layers.size()); }
+    uint32_t take_error() override { return 0; }
+    void finish_observing() override {}
+
+    void run_step(bool aborts = false) {
+        step++;
+        for (const hx::table_change & c : cache.begin_step(this, step)) {
+            table[size_t(c.layer) * N_EXPERT + size_t(c.expert)] = c.slot;
+        }
+        if (step % 3 == 0) {  // a lane that is late: what it knows of the last step is of no use in this one
+            cache.layer_done(this, step - 1, cache.layers.front()->config.device == device ? 0 : int32_t(cache.layers.size()) - 1);
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
+        }
+        int32_t before = -1;
+        for (size_t l = 0; l < cache.layers.size(); l++) {
+            const hx::cache_layer & layer = *cache.layers[l];
+            if (layer.config.device != device) {
+                continue;
+            }
+            const int32_t first = int32_t(rng() % N_EXPERT);
+            int32_t ids[2 * TOP_K];
+            const int32_t n_tokens = 1 + int32_t(rng() % 2);
+            for (int32_t i = 0; i < n_tokens * TOP_K; i++) {
+                ids[i] = int32_t((first + i % TOP_K * 3 + i / TOP_K) % N_EXPERT);
+                read(layer, ids[i], table[l * N_EXPERT + size_t(ids[i])]);
+            }
+            if (before >= 0) {
+                cache.layer_done(this, step, before);
+            }
+            if (aborts && l > 0) {
+                return;  // an exception: end_step is not called
+            }
+            cache.observe(int32_t(l), ids, n_tokens, TOP_K);
+            before = int32_t(l);
+        }
+        cache.end_step(this, nullptr);
+    }
+
+    void read(const hx::cache_layer & layer, int32_t expert, int32_t slot) {
+        if (slot < 0) {
+            return;
+        }
+        for (const hx::slot_matrix & m : layer.matrices) {
+            const char * at = m.slots + size_t(slot) * m.expert_bytes;
+            require(memcmp(at, m.host + size_t(expert) * m.expert_bytes, m.expert_bytes) == 0, "a slot does not hold what the table says");
+            reads++;
+        }
+    }
+};
+
+static phx_cache_config config_of(int32_t n_slots, int32_t policy) {
+    phx_cache_config c = {};
+    c.n_slots = n_slots;
+    c.policy = policy;
+    c.interval = 5;
+    c.half_life = 6;
+    c.hysteresis = 0.25;
+    c.uploads_per_step = 2;
+    c.bypass_tokens = 64;
+    c.n_threads = 1;
+    c.lane_timeout_ms = 1000;
+    c.test_poison = 1;
+    return c;
+}
+
+static void check_end(hx::hot_cache & cache, bool moved = true) {
+    require(cache.verify_slots() == 0, "slots differ from the host");
+    phx_cache_status status;
+    std::vector<phx_cache_layer> rows(cache.layers.size());
+    cache.get_status(&status, rows.data());
+    int64_t uploads = 0, evictions = 0;
+    for (const phx_cache_layer & row : rows) {
+        uploads += row.uploads;
+        evictions += row.evictions;
+    }
+    require(!moved || (uploads > 20 && evictions > 20), "nothing moved");
+}
+
+static void one_context(phx_cache_config config, int n_steps) {
+    const weights w(3, 1);
+    hx::hot_cache cache(config, w.layers.data(), int32_t(w.layers.size()));
+    fake_context context(cache, 0, 1);
+    for (int i = 0; i < n_steps; i++) {
+        context.run_step();
+        std::this_thread::sleep_for(std::chrono::microseconds(30));  // the uploader's turn
+    }
+    check_end(cache);
+}
+
+// Several contexts on each device, status readers, a context that comes and goes, steps that are aborted.
+static void many_threads(int n_devices, int n_steps) {
+    const weights w(4, n_devices);
+    hx::hot_cache cache(config_of(5, PHX_POLICY_LRU), w.layers.data(), int32_t(w.layers.size()));
+    std::atomic<bool> stop{ false };
+    std::vector<std::thread> threads;
+    for (int d = 0; d < n_devices; d++) {
+        for (unsigned k = 0; k < 2; k++) {
+            threads.emplace_back([&, d, k] {
+                auto context = std::make_unique<fake_context>(cache, d, 10 * unsigned(d) + k);
+                for (int i = 0; i < n_steps; i++) {
+                    context->run_step(/*aborts=*/k == 1 && i % 37 == 5);
+                    if (i % 8 == 0) {
+                        std::this_thread::sleep_for(std::chrono::microseconds(30));
+                    }
+                    if (k == 1 && i % 100 == 99) {
+                        context.reset();
+                        context = std::make_unique<fake_context>(cache, d, unsigned(i));
+                    }
+                }
+            });
+        }
+    }
+    std::thread reader([&] {
+        std::vector<phx_cache_layer> rows(cache.layers.size());
+        std::vector<int32_t> experts(5);
+        for (int i = 0; !stop; i++) {
+            phx_cache_status status;
+            cache.get_status(&status, rows.data());
+            cache.get_residency(i % int(rows.size()), experts.data());
+            std::string message;
+            require(!cache.take_error(message), "an error out of nothing");
+            if (i % 50 == 0) {
+                cache.reset_stats();
+            }
+            std::this_thread::yield();
+        }
+    });
+    for (std::thread & t : threads) {
+        t.join();
+    }
+    stop = true;
+    reader.join();
+    check_end(cache, false);
+}
+
+static void failures() {
+    const weights w(2, 1);
+    phx_cache_config config = config_of(4, PHX_POLICY_LRU);
+    config.test_fail_upload = 3;
+    hx::hot_cache cache(config, w.layers.data(), int32_t(w.layers.size()));
+    fake_context context(cache, 0, 3);
+    for (int i = 0; i < 300; i++) {
+        context.run_step();
+        if (i % 20 == 0) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+    }
+    check_end(cache, false);
+    phx_cache_status status;
+    std::vector<phx_cache_layer> rows(2);
+    cache.get_status(&status, rows.data());
+    require(rows[0].upload_failures > 0 && status.reason[0], "failures are not counted or not said");
+
+    config.test_fail_alloc = 2;
+    hx::hot_cache smaller(config, w.layers.data(), int32_t(w.layers.size()));
+    require(smaller.n_slots == 2, "the cache is not smaller");
+    config.test_fail_alloc = -1;
+    hx::hot_cache none(config, w.layers.data(), int32_t(w.layers.size()));
+    require(none.n_slots == 0, "there are slots without memory");
+    fake_context without(none, 0, 4);
+    without.run_step();
+}
+
+static void set_residency() {
+    const weights w(2, 1);
+    hx::hot_cache cache(config_of(6, PHX_POLICY_LRU), w.layers.data(), int32_t(w.layers.size()));
+    fake_context context(cache, 0, 8);
+    for (int round = 0; round < 20; round++) {
+        context.run_step();
+        const int32_t experts[3] = { int32_t(round % 16), int32_t((round + 5) % 16), int32_t((round + 9) % 16) };
+        cache.set_residency(round % 2, experts, 3);
+        std::vector<int32_t> seen(6);
+        cache.get_residency(round % 2, seen.data());
+        require(std::equal(experts, experts + 3, seen.begin()) && seen[3] == -1, "not what was asked for");
+        require(cache.verify_slots() == 0, "slots differ from the host");
+    }
+}
+
+int main() {
+    for (const int32_t policy : { PHX_POLICY_LRU, PHX_POLICY_DECAY, PHX_POLICY_WINDOW }) {
+        one_context(config_of(5, policy), 400);
+    }
+    phx_cache_config config = config_of(5, PHX_POLICY_LRU);
+    config.deterministic = 1;
+    one_context(config, 200);
+    config = config_of(5, PHX_POLICY_LRU);
+    config.uploads_per_step = -1;
+    config.test_upload_delay_us = 300;
+    one_context(config, 200);
+    pinned = false;
+    one_context(config_of(5, PHX_POLICY_LRU), 200);
+    pinned = true;
+    many_threads(1, 1500);
+    many_threads(2, 1500);
+    failures();
+    set_residency();
+    printf("ok %ld reads\n", reads.load());
+    return 0;
+}
