@@ -133,8 +133,14 @@ struct fake_context : hx::context_link {
         for (const hx::table_change & c : cache.begin_step(this, step)) {
             table[size_t(c.layer) * N_EXPERT + size_t(c.expert)] = c.slot;
         }
-        if (step % 3 == 0) {  // a lane that is late: what it knows of the last step is of no use in this one
-            cache.layer_done(this, step - 1, cache.layers.front()->config.device == device ? 0 : int32_t(cache.layers.size()) - 1);
+        if (step % 3 == 0) {  // a lane that is late sees the last step's selection: nothing may be written in this step for it
+            const int32_t late = cache.layers.front()->config.device == device ? 0 : int32_t(cache.layers.size()) - 1;
+            int32_t ids[TOP_K];
+            for (int32_t k = 0; k < TOP_K; k++) {
+                ids[k] = int32_t((rng() % 4 + unsigned(k) * 4) % N_EXPERT);
+            }
+            cache.observe(late, ids, 1, TOP_K);
+            cache.layer_done(this, step - 1, late);
             std::this_thread::sleep_for(std::chrono::microseconds(20));
         }
         int32_t before = -1;
