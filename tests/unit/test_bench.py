@@ -7,13 +7,14 @@ import io
 import json
 import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pyhotexperts as phx
 from pyhotexperts import placement
-from pyhotexperts.bench import output, runner, summary
+from pyhotexperts.bench import output, plot, runner, summary
 from pyhotexperts.bench.config import COLD_TOKENS, Mode, Run
 from pyhotexperts.results import DeviceMemory
 
@@ -74,7 +75,7 @@ def options(*modes: Mode | str, **changes: Any) -> runner.Options:
         "threads": (1, 2),
         "load_modes": ("mmap", "copy"),
         "repetitions": 3,
-        "vram_budget": 2000 * MIB,
+        "vram_budgets": (2000 * MIB,),
     }
     return runner.Options(base=BASE, modes=modes, **{**given, **changes})
 
@@ -98,10 +99,10 @@ def test_layers_fill_the_budget_and_hot_experts_take_no_more(gpu: FakeGpu) -> No
     benchmark = runner.Benchmark(options("layers", "hot_experts", threads=(2,), load_modes=("mmap",)), gpu.execute)
     benchmark.run()
     budget = 2000 * MIB - placement.CUDA_OVERHEAD
-    layers = benchmark.outcome.winners["layers"].mode
+    layers = benchmark.outcome.winners[runner.key_of("layers", 2000 * MIB)].mode
     assert (100 + 50 * (48 - layers.value)) * MIB <= budget < (100 + 50 * (49 - layers.value)) * MIB
     peaks = {str(run.mode): r["vram_peak"] for run, r in benchmark.outcome.measured}
-    hot = benchmark.outcome.winners["hot_experts"].mode
+    hot = benchmark.outcome.winners[runner.key_of("hot_experts", 2000 * MIB)].mode
     assert set(peaks) == {str(layers), str(hot)}  # what took too much is not in the results
     limit = peaks[str(layers)]
     assert limit - 20 * MIB < peaks[str(hot)] <= limit
@@ -118,7 +119,7 @@ def test_modes_are_rotated(gpu: FakeGpu) -> None:
 
 def test_a_budget_without_room_is_an_error(gpu: FakeGpu) -> None:
     with pytest.raises(phx.ConfigError, match="larger one"):
-        runner.Benchmark(options("layers", vram_budget=800 * MIB), gpu.execute).run()
+        runner.Benchmark(options("layers", vram_budgets=(800 * MIB,)), gpu.execute).run()
 
 
 def test_a_model_without_routed_experts_has_no_hot_row(gpu: FakeGpu) -> None:
@@ -215,3 +216,34 @@ def test_nothing_gives_nothing() -> None:
 
 def test_a_run_travels_as_json() -> None:
     assert Run.from_json(BASE.to_json()) == BASE
+
+
+def test_several_budgets_are_compared_each_with_its_own_layers(gpu: FakeGpu) -> None:
+    budgets = (1200 * MIB, 2000 * MIB)
+    given = options("cpu_experts", "layers", "hot_experts", vram_budgets=budgets, repetitions=1)
+    benchmark = runner.Benchmark(given, gpu.execute)
+    benchmark.run()
+    made = summary.rows(benchmark.outcome.measured, {r.label for r in benchmark.outcome.winners.values()})
+    hot = [row for row in made if row["best"] and row["slots"] and row["test"] == "tg16 warm"]
+    assert [row["vram_budget_mib"] for row in hot] == [1200, 2000]
+    assert hot[0]["slots"] < hot[1]["slots"]
+    assert all(row["ratio_layers"] == pytest.approx(2.25) for row in hot)
+    assert len([row for row in made if row["best"] and row["offload_mode"] == "cpu_experts"]) == 3
+    lines = plot.points(made)
+    assert [len(lines[mode]) for mode in ("cpu_experts", "layers", "hot_experts")] == [1, 2, 2]
+    assert {slots for slots, _ in plot.hit_rates(made)} >= {row["slots"] for row in hot}
+
+
+def test_the_picture_is_drawn(rows: list[summary.Row], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "speed.png"
+    plot.check(str(path))
+    plot.draw(rows, str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("name", "message"), [("speed.jpg", "must name a PNG"), ("no/folder/x.png", "does not exist")])
+def test_a_picture_that_cannot_be_drawn_is_refused_at_once(name: str, message: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(phx.ConfigError, match=message):
+        plot.check(str(tmp_path / name))

@@ -52,6 +52,7 @@ class Run:
     text: str | None  # file of real text; None = consecutive ids
     repetition: int
     warm_up: bool = True
+    vram_budget: int | None = None  # bytes that layers or slots were fitted to
 
     def to_json(self) -> str:
         """As text for `from_json`."""
@@ -66,7 +67,8 @@ class Run:
     @property
     def label(self) -> str:
         """What is compared: everything but the repetition."""
-        return f"{self.mode}, {self.load_mode}, {self.n_threads} threads"
+        budget = "" if self.vram_budget is None else f", {self.vram_budget / 2**30:.4g} GiB"
+        return f"{self.mode}, {self.load_mode}, {self.n_threads} threads{budget}"
 
     def repeated(self, repetition: int) -> Run:
         """The same measurement on other tokens."""

@@ -35,7 +35,9 @@ class Options:
     threads: tuple[int, ...]
     load_modes: tuple[str, ...]
     repetitions: int
-    vram_budget: int | None = None  # bytes, for `layers`, and for `hot_experts` without it
+    vram_budgets: tuple[int | None, ...] = (
+        None,
+    )  # bytes that `layers` and `hot_experts` are fitted to, None = what is free
 
 
 @dataclass
@@ -45,6 +47,11 @@ class Outcome:
     measured: list[tuple[Run, dict[str, Any]]] = field(default_factory=list)
     winners: dict[str, Run] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+
+
+def key_of(mode: Mode | str, budget: int | None) -> str:
+    """What a winner is the winner of."""
+    return str(mode) if budget is None else f"{mode} in {budget}"
 
 
 def execute(run: Run, env: dict[str, str] | None = None) -> dict[str, Any]:
@@ -70,7 +77,9 @@ class Benchmark:
     def run(self) -> None:
         """Measure everything: first each mode with all its variants, then the winners in turn."""
         for mode in self.options.modes:
-            self._first(mode)
+            fitted = mode in ("layers", "hot_experts")
+            for budget in self.options.vram_budgets if fitted else (None,):
+                self._first(mode, budget)
         winners = list(self.outcome.winners.values())
         for repetition in range(1, self.options.repetitions):
             shift = repetition % max(1, len(winners))
@@ -79,11 +88,10 @@ class Benchmark:
 
     # ------------------------------------------------------------ first repetition
 
-    def _first(self, mode: Mode | str) -> None:
+    def _first(self, mode: Mode | str, budget: int | None) -> None:
         """Run the mode's variants; the one that generates fastest (without generation: reads fastest) wins."""
-        name = mode if isinstance(mode, str) else mode.name
         best: tuple[float, Run] | None = None
-        for run in self._variants(mode):
+        for run in self._variants(mode, budget):
             result = self._fitted(run) if mode == "hot_experts" else self._measure(run)
             if result is None:
                 continue
@@ -92,14 +100,15 @@ class Benchmark:
             if best is None or seconds < best[0]:
                 best = seconds, run
         if best is not None:
-            self.outcome.winners[name if isinstance(mode, str) else str(mode)] = best[1]
+            self.outcome.winners[key_of(mode, budget)] = best[1]
 
-    def _variants(self, mode: Mode | str) -> list[Run]:
+    def _variants(self, mode: Mode | str, budget: int | None) -> list[Run]:
         name = mode if isinstance(mode, str) else mode.name
         threads, load_modes = self.options.threads, self.options.load_modes
         if name == "full_gpu":  # neither matters there
             threads, load_modes = threads[:1], load_modes[:1]
-        runs = [replace(self.options.base, n_threads=t, load_mode=lm) for t in threads for lm in load_modes]
+        base = replace(self.options.base, vram_budget=budget)
+        runs = [replace(base, n_threads=t, load_mode=lm) for t in threads for lm in load_modes]
         if isinstance(mode, Mode):
             return [replace(run, mode=mode) for run in runs]
         if mode == "full_gpu" and not self._fits(replace(runs[0], mode=Mode("full_gpu"))):
@@ -115,7 +124,7 @@ class Benchmark:
 
     def _layers_in_budget(self, run: Run) -> int:
         """The fewest layers in RAM whose plan stays within the budget, or within what is free."""
-        budget = self.options.vram_budget
+        budget = run.vram_budget
 
         def fits(n_cpu_moe: int) -> bool:
             memory = placement.plan(_request(run), Mode("layers", n_cpu_moe).offload())
@@ -133,9 +142,9 @@ class Benchmark:
 
     def _fitted(self, run: Run) -> dict[str, Any] | None:
         """Run hot experts with as many slots as keep the peak within that of `layers`, or within the budget."""
-        layers = self.outcome.winners.get("layers")
+        layers = self.outcome.winners.get(key_of("layers", run.vram_budget))
         peaks = [r["vram_peak"] for other, r in self.outcome.measured if layers and other.label == layers.label]
-        limit = max(peaks) if peaks else self.options.vram_budget
+        limit = max(peaks) if peaks else run.vram_budget
         probe = replace(run, mode=Mode("hot_experts", 1))
         memory = placement.plan(_request(run), probe.mode.offload())
         slot = max((m.slot for m in memory), default=0)
@@ -143,7 +152,10 @@ class Benchmark:
             self.outcome.failures.append("hot_experts: no layer on a GPU has routed experts in RAM")
             return None
         most = max(m.n_expert for m in memory)
-        slots = placement.slots_that_fit(memory, HotExperts(vram_budget=limit))
+        slots = placement.slots_that_fit(memory, HotExperts())
+        if limit is not None:  # a guess, to be corrected by what is measured
+            room = limit - placement.CUDA_OVERHEAD - max(m.needed for m in memory if m.slot)
+            slots = min(slots, max(1, room // slot))
         fitting: tuple[Run, dict[str, Any]] | None = None
         for _ in range(TRIES):
             if slots < 1:

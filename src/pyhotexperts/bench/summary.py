@@ -54,7 +54,10 @@ def _ratio(row: Row, all_rows: list[Row], mode: str) -> float | None:
     speeds = [
         other["median_ts"]
         for other in all_rows
-        if other["best"] and other["offload_mode"].split(":")[0] == mode and other["test"] == row["test"]
+        if other["best"]
+        and other["offload_mode"].split(":")[0] == mode
+        and other["test"] == row["test"]
+        and other["vram_budget_mib"] in (None, row["vram_budget_mib"])
     ]
     return row["median_ts"] / speeds[0] if speeds and speeds[0] else None
 
@@ -79,6 +82,7 @@ def _rows(group: list[Measured]) -> list[Row]:
         "n_depth": run.n_depth,
         "test_time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "repetitions": len(group),
+        "vram_budget_mib": None if run.vram_budget is None else run.vram_budget >> 20,
         "vram_peak_mib": round(max(r["vram_peak"] for _, r in group) / 2**20),
         "load_seconds": statistics.median(r["load_seconds"] for _, r in group),
         "slots": first.get("slots"),

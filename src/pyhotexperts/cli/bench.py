@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from pyhotexperts import loading, machine
-from pyhotexperts.bench import config, output, runner, summary
+from pyhotexperts.bench import config, output, plot, runner, summary
 from pyhotexperts.bench.config import Mode, Run
 from pyhotexperts.errors import ConfigError, PyHotExpertsError
 from pyhotexperts.model import kv_types
@@ -38,7 +38,12 @@ def add_parser(commands: Any) -> None:
         "the VRAM of the layers row holds), hot_experts:SLOTS, full_gpu; default: all that can be had",
     )
     g.add_argument("--slots", type=int, metavar="N", help="slots per layer, in place of hot_experts fitted to layers")
-    g.add_argument("--vram-budget", metavar="SIZE", help="all VRAM of a process, such as 12GiB; default: what is free")
+    g.add_argument(
+        "--vram-budget",
+        nargs="+",
+        metavar="SIZE",
+        help="all VRAM of a process, such as 12GiB; several give rows for each; default: what is free",
+    )
     g.add_argument("-p", "--n-prompt", type=int, default=512, metavar="N", help="prompt tokens; default: 512")
     g.add_argument("-n", "--n-gen", type=int, default=128, metavar="N", help="generated tokens; default: 128")
     g.add_argument("-d", "--n-depth", type=int, default=0, metavar="N", help="tokens of context before; default: 0")
@@ -55,6 +60,7 @@ def add_parser(commands: Any) -> None:
     g.add_argument("-ctv", "--cache-type-v", default="f16", metavar="TYPE", help="default: f16")
     g.add_argument("--no-warmup", action="store_true", help="time the first pass of each process too")
     g.add_argument("-o", "--output", choices=output.FORMATS, default="md", help="format of the results; default: md")
+    g.add_argument("--plot", metavar="PNG", help="draw speed against VRAM, and hit rate against slots, into this file")
     parser.set_defaults(run=run)
 
 
@@ -116,7 +122,7 @@ def options_of(a: argparse.Namespace) -> runner.Options:
         threads=tuple(integer("--threads", t, 1, machine.MAX_THREADS) for t in threads),
         load_modes=tuple(choice("--load-mode", lm, LOAD_MODES) for lm in load_modes),
         repetitions=integer("--repetitions", a.repetitions, 1, 1000),
-        vram_budget=None if a.vram_budget is None else vram_budget_of(a.vram_budget),
+        vram_budgets=(None,) if a.vram_budget is None else tuple(vram_budget_of(text) for text in a.vram_budget),
     )
 
 
@@ -125,6 +131,8 @@ def run(
 ) -> None:
     """Run the command. more: further fields of every row."""
     options = options_of(arguments)
+    if arguments.plot is not None:
+        plot.check(arguments.plot)
     with tqdm(file=sys.stderr, unit=" runs", disable=sys.stderr is None, bar_format="{desc}") as bar:
 
         def report(line: str) -> None:
@@ -136,14 +144,20 @@ def run(
         finally:
             bar.set_description_str("")
             show(benchmark.outcome, arguments.output, more or {})
+            if arguments.plot is not None and benchmark.outcome.measured:
+                plot.draw(rows_of(benchmark.outcome), arguments.plot)
     if benchmark.outcome.failures:
         raise PyHotExpertsError("some runs failed:\n  " + "\n  ".join(benchmark.outcome.failures))
 
 
+def rows_of(outcome: runner.Outcome) -> list[output.Row]:
+    """The rows of what has finished."""
+    return summary.rows(outcome.measured, {run.label for run in outcome.winners.values()})
+
+
 def show(outcome: runner.Outcome, kind: str, more: output.Row) -> None:
     """Print the rows of what has finished."""
-    winners = {run.label for run in outcome.winners.values()}
-    rows = [{**row, **more} for row in summary.rows(outcome.measured, winners)]
+    rows = [{**row, **more} for row in rows_of(outcome)]
     if rows:
         sys.stdout.write(output.FORMATS[kind](rows))
         sys.stdout.flush()

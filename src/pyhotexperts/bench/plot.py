@@ -1,0 +1,65 @@
+"""A picture of the results: generation speed against VRAM for every mode, and hit rate against slots."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from pyhotexperts.bench.output import Row
+from pyhotexperts.errors import ConfigError, UnavailableError
+
+
+def check(path: str) -> None:
+    """Raise an error now rather than after an hour of measuring if no picture can be drawn.
+
+    Raises
+    ------
+    UnavailableError
+        Without matplotlib.
+    ConfigError
+        If the file is no PNG or its folder is missing.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UnavailableError('--plot needs matplotlib: pip install "pyhotexperts[plot]"')
+    if Path(path).suffix.lower() != ".png":
+        raise ConfigError(f"--plot must name a PNG file, not {path!r}")
+    if not Path(path).absolute().parent.is_dir():
+        raise ConfigError(f"the folder of {path} does not exist")
+
+
+def points(rows: list[Row]) -> dict[str, list[tuple[float, float]]]:
+    """For each mode (VRAM in GiB, tokens/s) of its best rows, in order of VRAM; warm generation where there is any."""
+    generated = [row for row in rows if row["best"] and row["n_gen"]]
+    tests = [row for row in generated if row["warm"]] or generated
+    result: dict[str, list[tuple[float, float]]] = {}
+    for row in tests:
+        result.setdefault(row["offload_mode"].split(":")[0], []).append((row["vram_peak_mib"] / 1024, row["median_ts"]))
+    return {mode: sorted(p) for mode, p in result.items()}
+
+
+def hit_rates(rows: list[Row]) -> list[tuple[int, float]]:
+    """(slots, hit rate in percent) of all rows that have them, in order of slots."""
+    found = {(row["slots"], 100 * row["hit_rate"]) for row in rows if row["slots"] and row["hit_rate"] is not None}
+    return sorted(found)
+
+
+def draw(rows: list[Row], path: str) -> None:
+    """Write the picture."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rates = hit_rates(rows)
+    figure = Figure(figsize=(11 if rates else 6, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 2 if rates else 1, squeeze=False)[0]
+    for mode, line in points(rows).items():
+        axes[0].plot(*zip(*line, strict=True), marker="o", label=mode)
+    axes[0].set(xlabel="VRAM of the process, GiB", ylabel="generated tokens/s", title=rows[0]["model_filename"])
+    axes[0].set_ylim(bottom=0)
+    axes[0].legend()
+    if rates:
+        axes[1].plot(*zip(*rates, strict=True), marker="o")
+        axes[1].set(xlabel="slots per layer", ylabel="hits, % of selections", ylim=(0, 100))
+    for ax in axes:
+        ax.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
