@@ -56,6 +56,7 @@ def draw(rows: list[Row], path: str) -> None:
         axes[0].plot(*zip(*line, strict=True), marker="o", label=mode)
     axes[0].set(xlabel="VRAM of the process, GiB", ylabel="generated tokens/s", title=rows[0]["model_filename"])
     axes[0].set_ylim(bottom=0)
+    axes[0].set_xlim(left=0)
     axes[0].legend()
     if rates:
         axes[1].plot(*zip(*rates, strict=True), marker="o")
