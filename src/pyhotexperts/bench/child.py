@@ -61,19 +61,7 @@ def measure(run: Run) -> dict[str, Any]:
     """Load the model and time it; all times in seconds."""
     before = vram_used()
     mark = time.perf_counter()
-    model = phx.Model(
-        run.model,
-        offload=run.mode.offload(),
-        n_ctx=run.n_depth + run.n_prompt + run.n_gen + 64,
-        n_batch=run.n_batch,
-        n_ubatch=run.n_ubatch,
-        n_threads=run.n_threads,
-        type_k=run.type_k,
-        type_v=run.type_v,
-        load_mode=run.load_mode,
-        flash_attn=run.flash_attn,
-        progress=False,
-    )
+    model = phx.Model(run.model, offload=run.mode.offload(), progress=False, **run.load_options)
     load_seconds = time.perf_counter() - mark
     with model:
         warm, own = tokens_of(run, model)

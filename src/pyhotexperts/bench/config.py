@@ -70,6 +70,20 @@ class Run:
         budget = "" if self.vram_budget is None else f", {self.vram_budget / 2**30:.4g} GiB"
         return f"{self.mode}, {self.load_mode}, {self.n_threads} threads{budget}"
 
+    @property
+    def load_options(self) -> dict[str, Any]:
+        """How the model is loaded, as parameters of `Model`."""
+        return {
+            "n_ctx": self.n_depth + self.n_prompt + self.n_gen + 64,
+            "n_batch": self.n_batch,
+            "n_ubatch": self.n_ubatch,
+            "n_threads": self.n_threads,
+            "type_k": self.type_k,
+            "type_v": self.type_v,
+            "flash_attn": self.flash_attn,
+            "load_mode": self.load_mode,
+        }
+
     def repeated(self, repetition: int) -> Run:
         """The same measurement on other tokens."""
         return replace(self, repetition=repetition)

@@ -189,17 +189,7 @@ class Benchmark:
 
 def _request(run: Run) -> placement.LoadRequest:
     """What loading the run's model asks for."""
-    return load_request(
-        run.model,
-        n_ctx=run.n_depth + run.n_prompt + run.n_gen + 64,
-        n_batch=run.n_batch,
-        n_ubatch=run.n_ubatch,
-        n_threads=run.n_threads,
-        type_k=run.type_k,
-        type_v=run.type_v,
-        flash_attn=run.flash_attn,
-        load_mode=run.load_mode,
-    )
+    return load_request(run.model, **run.load_options)
 
 
 def default_threads() -> tuple[int, ...]:
