@@ -1,0 +1,57 @@
+"""The CPU lane beside plain reads of the same memory, by threads and page size.
+
+    python benchmarks/microbench/cpu_lane.py -t 1 2
+
+Compiles cpu_lane.cpp against the installed package and prints one JSON line for each number of threads and page size;
+figures are GB/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from pyhotexperts import _ffi, machine
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent))
+from provenance import provenance  # noqa: E402
+
+
+def compile_program(folder: str) -> str:
+    """Build the C++ program; returns its path."""
+    ours, libraries = ROOT / "src" / "hotexperts", _ffi.library_dir()
+    program = f"{folder}/cpu_lane"
+    command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O3", "-march=native", "-pthread"]
+    command += [f"-I{ours}", "-isystem", str(ROOT / "vendor" / "llama.cpp" / "ggml" / "include")]
+    command += [str(HERE / "cpu_lane.cpp"), str(ours / "cold_lane.cpp"), "-o", program]
+    command += [f"-L{libraries}", "-lphx-ggml-cpu", "-lphx-ggml", "-lphx-ggml-base", f"-Wl,-rpath,{libraries}"]
+    subprocess.run(command, check=True)
+    return program
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-t", "--threads", type=int, nargs="+", default=[machine.default_threads()], metavar="N")
+    parser.add_argument("--pages", nargs="+", choices=("4k", "huge"), default=["4k", "huge"])
+    a = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        program = compile_program(folder)
+        for threads in a.threads:
+            for pages in a.pages:
+                run = subprocess.run([program, str(threads), pages], check=True, stdout=subprocess.PIPE, text=True)
+                figures = {name: float(rate) for name, rate in (line.split() for line in run.stdout.splitlines())}
+                print(
+                    json.dumps({"threads": threads, "pages": pages, "gb_per_second": figures, **provenance()}),
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
