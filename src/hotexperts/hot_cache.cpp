@@ -3,14 +3,10 @@
 
 #include "ggml-backend-impl.h"
 #include "ggml-cpu.h"
-#include "ggml-cuda.h"
 #include "ggml-impl.h"
-#include "host_memory.h"
 #include "hot_buffer.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cstring>
 #include <map>
 #include <shared_mutex>
 #include <stdexcept>
@@ -20,8 +16,8 @@ namespace hx {
 
 namespace {
 
-constexpr size_t SLOT_ALIGNMENT = 256;          // of each matrix's slots
-constexpr size_t LOG_LIMIT = 1 << 16;
+constexpr size_t SLOT_ALIGNMENT = 256;  // of each matrix's slots
+constexpr size_t LOG_LIMIT = 1 << 16;   // changes, until those that every context has are dropped
 
 struct place {
     hot_cache * cache;

@@ -137,18 +137,23 @@ void hot_context::make_plan(const ggml_cgraph * cgraph) {
         plan->n_expert_max = std::max(plan->n_expert_max, int32_t(n_expert));
         plan->actions.emplace(node, std::move(a));
     }
+    // What is copied ahead would be overwritten by what is gathered before it. After the last stream it would not: the last
+    // layer of a prompt often has one token left.
     bool gathers = false;
+    bool conflicts = false;
     for (int i = 0; i < cgraph->n_nodes; i++) {
         const auto it = plan->actions.find(cgraph->nodes[i]);
-        if (it != plan->actions.end()) {
-            gathers = gathers || it->second.how == path::gather || it->second.how == path::host;
-            if (it->second.how == path::stream) {
-                plan->streams.push_back(&it->second);
-            }
+        if (it == plan->actions.end()) {
+            continue;
+        }
+        gathers = gathers || it->second.how == path::gather || it->second.how == path::host;
+        if (it->second.how == path::stream) {
+            plan->streams.push_back(&it->second);
+            conflicts = conflicts || gathers;
         }
     }
-    if (gathers) {
-        stop_streaming();  // both would use the same memory at different times
+    if (conflicts) {
+        stop_streaming();
     }
 }
 

@@ -180,6 +180,10 @@ llama_model_params to_llama(const char * path, phx_model_params params, model_ov
         case PHX_LOAD_DIRECT_IO: result.load_mode = LLAMA_LOAD_MODE_DIRECT_IO; break;
         default: throw error(PHX_ERR_INVALID, "unknown load mode");
     }
+    if (params.hot_experts) {
+        place_hot_experts(path, params, result, overrides);
+        return result;
+    }
     if (params.n_cpu_moe < 0) {
         overrides.patterns.push_back(EXPERTS_PATTERN);
     }
@@ -191,9 +195,6 @@ llama_model_params to_llama(const char * path, phx_model_params params, model_ov
     }
     overrides.entries.push_back({ nullptr, nullptr });
     result.tensor_buft_overrides = overrides.entries.data();
-    if (params.hot_experts) {
-        place_hot_experts(path, params, result, overrides);
-    }
     return result;
 }
 

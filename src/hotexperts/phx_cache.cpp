@@ -15,10 +15,6 @@ namespace {
 
 constexpr size_t MESSAGE_SIZE = 1024;
 
-struct model_deleter {
-    void operator()(llama_model * model) const { llama_model_free(model); }
-};
-
 ggml_backend_reg_t cuda_reg() {
     return ggml_backend_reg_by_name("CUDA");
 }
@@ -73,7 +69,7 @@ std::vector<ggml_backend_dev_t> layer_devices(const char * path, llama_model_par
     probe_params.load_mode = LLAMA_LOAD_MODE_NONE;
     probe_params.progress_callback = nullptr;
     phx::log_capture log(/*quiet=*/true);
-    std::unique_ptr<llama_model, model_deleter> probe(llama_model_load_from_file(path, probe_params));
+    std::unique_ptr<llama_model, phx::model_deleter> probe(llama_model_load_from_file(path, probe_params));
     if (!probe) {
         throw phx::error(log.status(PHX_ERR_LOAD), log.text());
     }
@@ -131,8 +127,6 @@ void place_hot_experts(const char * path, const phx_model_params & params, llama
         throw error(PHX_ERR_UNSUPPORTED, "the hot-expert cache needs the CUDA backend");
     }
     const size_t n_devices = ggml_backend_reg_dev_count(cuda_reg());
-    overrides.entries.clear();
-    overrides.patterns.clear();
     std::vector<ggml_backend_buffer_type_t> types;
     if (n_devices == 1 && params.n_gpu_layers < 0) {  // all layers run there
         if (params.n_cpu_moe < 0) {

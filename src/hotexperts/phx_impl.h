@@ -126,6 +126,10 @@ inline void require(bool condition, const char * message) {
 // Throws if the file has tensors or values that upstream would load and then crash on.
 void check_file(const char * path);
 
+struct model_deleter {
+    void operator()(llama_model * model) const { llama_model_free(model); }
+};
+
 // Upstream's parameters for ours. The overrides must outlive the load.
 struct model_overrides {
     std::vector<std::string> patterns;

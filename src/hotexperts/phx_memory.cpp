@@ -55,10 +55,6 @@ void load_cuda(const fs::path & module) {
     cuda_reason = ggml_backend_reg_dev_count(reg) > 0 ? "" : "no usable NVIDIA GPU or driver: " + log.text();
 }
 
-struct model_deleter {
-    void operator()(llama_model * model) const { llama_model_free(model); }
-};
-
 struct context_deleter {
     void operator()(llama_context * ctx) const { llama_free(ctx); }
 };
@@ -146,7 +142,7 @@ int phx_memory_plan(const char * path, const phx_model_params * model_params, co
         llama_params.load_mode = LLAMA_LOAD_MODE_NONE;
 
         phx::log_capture log(/*quiet=*/true);
-        std::unique_ptr<llama_model, model_deleter> model(llama_model_load_from_file(path, llama_params));
+        std::unique_ptr<llama_model, phx::model_deleter> model(llama_model_load_from_file(path, llama_params));
         if (!model) {
             throw phx::error(log.status(PHX_ERR_LOAD), log.text());
         }
@@ -187,9 +183,10 @@ int phx_memory_plan(const char * path, const phx_model_params * model_params, co
                 out[i].compute += bytes.compute;
             }
         }
+        const std::vector<hx::layer_config> hot_layers = phx::hot_layers(model.get());
         for (size_t i = 0; i < devices.size(); i++) {
             uint64_t largest = 0;
-            for (const hx::layer_config & l : phx::hot_layers(model.get())) {
+            for (const hx::layer_config & l : hot_layers) {
                 for (const ggml_tensor * t : { l.gate, l.up, l.down }) {
                     if (t && phx::hot_device_object(l.device) == devices[i]) {
                         out[i].slot += t->nb[2];
