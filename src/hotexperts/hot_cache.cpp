@@ -128,6 +128,7 @@ hot_cache::hot_cache(const phx_cache_config & c, const layer_config * rows, int3
     }
     try {
         allocate_slots(wanted);
+        open_slots();
         fill_slots();
         make_parts();
     } catch (...) {
@@ -266,12 +267,25 @@ void hot_cache::free_slots() {
     }
 }
 
+// Slots for the GPU to fetch into. Where all experts are resident, or the GPU cannot read the host's, there are none.
+void hot_cache::open_slots() {
+    for (auto & l : layers) {
+        const int32_t n = l->table.n_slots();
+        const int32_t most = config.max_fetches < 0 ? std::max(n / 12, 1) : config.max_fetches;
+        const bool is_useful = l->has_lanes && l->is_pinned() && n > 1 && n < l->n_expert && !config.deterministic;
+        for (int32_t k = 0; is_useful && k < std::min({ most, MAX_FETCHES, n - 1 }); k++) {
+            l->open.push_back(n - 1 - k);
+            l->table.open(n - 1 - k);
+        }
+    }
+}
+
 // An empty slot is of no use: the first experts of each layer get the slots until others are asked for.
 void hot_cache::fill_slots() {
     for (size_t i = 0; i < layers.size() && config.policy != PHX_POLICY_FROZEN; i++) {
         cache_layer & l = *layers[i];
         ggml_cuda_set_device(l.config.device);
-        const int32_t n = l.table.n_slots();
+        const int32_t n = l.table.n_slots() - int32_t(l.open.size());
         for (const slot_matrix & m : l.matrices) {
             const size_t bytes = size_t(n) * m.expert_bytes;
             if (m.pinned) {
@@ -319,11 +333,24 @@ void hot_cache::note(const std::string & text) {
 
 // ---------------------------------------------------------------- steps
 
-void hot_cache::add_context(context_link * link) {
+std::vector<table_change> hot_cache::add_context(context_link * link) {
     std::lock_guard<std::mutex> contexts_lock(contexts_mutex);
     std::lock_guard<std::mutex> lock(mutex);
     link->applied = log_begin + log.size();
     contexts.push_back(link);
+    std::vector<table_change> all;
+    for (size_t i = 0; i < layers.size(); i++) {
+        const cache_layer & l = *layers[i];
+        for (int32_t s = 0; s < l.table.n_slots(); s++) {
+            if (l.table.expert_in(s) != slot_table::NONE) {
+                all.push_back({ int32_t(i), l.table.expert_in(s), s });
+            }
+        }
+        for (size_t k = 0; k < l.open.size(); k++) {
+            all.push_back({ int32_t(i), n_expert_max + int32_t(k), l.open[k] });
+        }
+    }
+    return all;
 }
 
 void hot_cache::remove_context(context_link * link) {
@@ -336,8 +363,8 @@ void hot_cache::remove_context(context_link * link) {
     contexts.erase(std::remove(contexts.begin(), contexts.end(), link), contexts.end());
 }
 
-void hot_cache::change(int32_t layer, int32_t expert, int32_t slot) {
-    log.push_back({ layer, expert, slot });
+void hot_cache::change(int32_t layer, int32_t entry, int32_t slot) {
+    log.push_back({ layer, entry, slot });
     if (log.size() > LOG_LIMIT) {
         uint64_t oldest = log_begin + log.size();
         for (const context_link * c : contexts) {
@@ -387,7 +414,8 @@ size_t hot_cache::begin_layer(device_part & part, int32_t layer, size_t room) {
         if (begun == room) {
             break;
         }
-        if (l.table.loading_in(u.slot) != slot_table::NONE || l.table.is_loading(u.expert) || l.table.slot_of(u.expert) != slot_table::NONE) {
+        if (l.table.loading_in(u.slot) != slot_table::NONE || l.table.is_open(u.slot) || l.table.is_loading(u.expert) ||
+            l.table.slot_of(u.expert) != slot_table::NONE) {
             continue;  // planned before something else happened
         }
         const int32_t victim = l.table.expert_in(u.slot);
@@ -443,7 +471,49 @@ void hot_cache::layer_done(const context_link * link, uint32_t step, int32_t lay
     }
 }
 
-std::vector<table_change> hot_cache::begin_step(context_link * link, uint32_t step) {
+bool hot_cache::others_are_idle(const context_link * link) const {
+    return std::all_of(contexts.begin(), contexts.end(), [&](const context_link * c) {
+        return c == link || c->device != link->device || (!c->in_step && cudaEventQuery(c->step_done) == cudaSuccess);
+    });
+}
+
+// Publishes what the context's last step fetched and the policy wants.
+void hot_cache::keep_fetched(device_part & part, const context_link * link) {
+    const bool is_there = link->fetch_step == part.fetch_steps && cudaEventQuery(link->step_done) == cudaSuccess;
+    for (size_t i = 0; i < layers.size(); i++) {
+        cache_layer & l = *layers[i];
+        if (l.config.device != part.device) {
+            continue;
+        }
+        for (size_t k = 0; k < l.fetched.size() && is_there && !failed; k++) {
+            keep(int32_t(i), k);
+        }
+        l.fetched.clear();
+    }
+}
+
+// The expert in the k-th open slot changes places with the one that the policy thinks least of.
+void hot_cache::keep(int32_t layer, size_t k) {
+    cache_layer & l = *layers[size_t(layer)];
+    const int32_t expert = l.fetched[k];
+    if (l.table.slot_of(expert) != slot_table::NONE || l.table.is_loading(expert)) {
+        return;
+    }
+    const int32_t slot = l.policy.victim_of(l.table, expert);
+    if (slot == slot_table::NONE) {
+        return;
+    }
+    change(layer, l.table.expert_in(slot), slot_table::NONE);
+    l.table.open(slot);
+    l.table.adopt(l.open[k], expert);
+    change(layer, expert, l.open[k]);
+    change(layer, n_expert_max + int32_t(k), slot);
+    l.open[k] = slot;
+    l.kept++;
+    l.evictions++;
+}
+
+step_start hot_cache::begin_step(context_link * link, uint32_t step) {
     if (config.deterministic) {
         std::lock_guard<std::mutex> contexts_lock(contexts_mutex);
         for (context_link * c : contexts) {
@@ -454,6 +524,7 @@ std::vector<table_change> hot_cache::begin_step(context_link * link, uint32_t st
     device_part & part = part_of(link->device);
     link->in_step = false;  // of a step that was not finished
     publish_finished(part);
+    keep_fetched(part, link);
     const bool alone = std::none_of(contexts.begin(), contexts.end(), [&](const context_link * c) { return c != link && c->device == link->device && c->in_step; });
     if (alone && !failed) {
         begin_uploads(part);
@@ -465,9 +536,14 @@ std::vector<table_change> hot_cache::begin_step(context_link * link, uint32_t st
     steps++;
     link->in_step = true;
     link->begun = step;
-    std::vector<table_change> changes(log.begin() + ptrdiff_t(link->applied - log_begin), log.end());
+    step_start start = {};
+    start.changes.assign(log.begin() + ptrdiff_t(link->applied - log_begin), log.end());
     link->applied = log_begin + log.size();
-    return changes;
+    if (!failed && others_are_idle(link)) {
+        start.share = part.share.choose(MAX_FETCHES);
+        link->fetch_step = ++part.fetch_steps;
+    }
+    return start;
 }
 
 void hot_cache::end_step(context_link * link, cudaStream_t stream) {
@@ -494,6 +570,20 @@ void hot_cache::observe(int32_t layer, const int32_t * ids, int32_t n_tokens, in
         l.policy.observe(row, top_k, /*first_of_step=*/t == 0);
     }
     l.pending = l.policy.plan(l.table, n_tokens);
+    const auto is_fetched = [&](const upload & u) { return std::find(l.fetched.begin(), l.fetched.end(), u.expert) != l.fetched.end(); };
+    l.pending.erase(std::remove_if(l.pending.begin(), l.pending.end(), is_fetched), l.pending.end());
+}
+
+void hot_cache::note_fetched(const context_link * link, uint32_t step, int32_t layer, std::vector<int32_t> experts) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (link->begun == step && link->fetch_step == part_of(link->device).fetch_steps) {  // no later one fetched into the same slots
+        layers[size_t(layer)]->fetched = std::move(experts);
+    }
+}
+
+void hot_cache::add_lane_time(int device, const lane_time & time, int32_t cpu_rows, int64_t cpu_ns) {
+    std::lock_guard<std::mutex> lock(mutex);
+    part_of(device).share.add(int(time.fetched), time.gpu_ns, cpu_rows, cpu_ns, time.answer_ns);
 }
 
 void hot_cache::add_cpu_time(int32_t layer, int64_t ns) {

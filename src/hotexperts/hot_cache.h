@@ -16,11 +16,15 @@
 //     layer's kernels of this step are over then, and the next step begins with a table in which the victim is unpublished.
 //     Such an upload is mostly published one step earlier.
 //   * An expert is published only after its copy is complete.
+//   * The GPU fetches missed experts into the open slots of their layer, in a step in which no other context of the device
+//     computes, before or beside it. What it fetched is published at the beginning of the context's next step, if the policy
+//     wants it, the step is complete, and nothing was fetched since; the victim's slot is open then.
 #pragma once
 
 #include "cold_lane.h"
 #include "hot_api.h"
 #include "hot_kernels.h"
+#include "lane_share.h"
 #include "policy.h"
 #include "slots.h"
 
@@ -60,6 +64,9 @@ struct cache_layer {
     slot_table table;
     layer_policy policy;
     std::vector<upload> pending;        // planned, not begun
+    std::vector<int32_t> open;          // slots that the GPU may fetch into
+    std::vector<int32_t> fetched;       // experts in them, by the step that was observed last
+    int64_t kept = 0;                   // of those that were fetched
     int64_t uploads = 0;
     int64_t upload_failures = 0;
     int64_t evictions = 0;
@@ -69,8 +76,14 @@ struct cache_layer {
 
 struct table_change {
     int32_t layer;
-    int32_t expert;
+    int32_t entry;      // an expert; n_expert_max + k: the k-th open slot
     int32_t slot;       // -1 = unpublished
+};
+
+// What a step of a context begins with.
+struct step_start {
+    std::vector<table_change> changes;  // that its table needs
+    fetch_table share;
 };
 
 // What the cache knows of a context. Its owner is the context (hot_context.h).
@@ -80,6 +93,7 @@ struct context_link {
     bool in_step = false;
     uint32_t begun = 0;                // number of the last step that has begun
     uint64_t applied = 0;              // changes that its table has
+    uint64_t fetch_step = 0;           // number, of all contexts, of its last step that could fetch
     virtual std::vector<layer_counters> read_counters() = 0;  // one for each layer of the cache
     virtual uint32_t take_error() = 0;      // layer + 1 whose CPU lane did not answer since the last call, 0 = none
     virtual void finish_observing() = 0;    // returns when the lane thread has seen all steps that are complete
@@ -103,13 +117,17 @@ class hot_cache {
     int32_t n_expert_max = 0;
     int64_t n_embd_max = 0;
 
-    void add_context(context_link * link);
+    // The changes that make an empty table the present one.
+    std::vector<table_change> add_context(context_link * link);
     void remove_context(context_link * link);
 
-    // The changes that the context's table needs for the step that begins.
-    std::vector<table_change> begin_step(context_link * link, uint32_t step);
+    step_start begin_step(context_link * link, uint32_t step);
     void end_step(context_link * link, cudaStream_t stream);
 
+    // The GPU has fetched these experts into the layer's open slots. Comes before observe.
+    void note_fetched(const context_link * link, uint32_t step, int32_t layer, std::vector<int32_t> experts);
+    // How long a layer took, see lane_share.h.
+    void add_lane_time(int device, const lane_time & time, int32_t cpu_rows, int64_t cpu_ns);
     // Tokens of one layer: ids [n_tokens][top_k].
     void observe(int32_t layer, const int32_t * ids, int32_t n_tokens, int32_t top_k);
     // The kernels of the step that read the layer's slots are over.
@@ -147,6 +165,8 @@ class hot_cache {
         std::condition_variable idle;   // nothing queued, nothing being copied
         char * ring = nullptr;          // pinned, for weights that are not
         cudaEvent_t ring_free[2] = {};
+        lane_share share;
+        uint64_t fetch_steps = 0;       // steps that could fetch
     };
 
     void make_parts();
@@ -154,6 +174,7 @@ class hot_cache {
     void allocate_slots(int32_t wanted);
     bool try_allocate(int32_t per_layer);
     void free_slots();
+    void open_slots();
     void fill_slots();
     device_part & part_of(int device);
     void begin_uploads(device_part & part);
@@ -161,10 +182,13 @@ class hot_cache {
     size_t begin_layer(device_part & part, int32_t layer, size_t room);
     void wait_for_contexts(const device_part & part);
     void publish_finished(device_part & part);
+    bool others_are_idle(const context_link * link) const;
+    void keep_fetched(device_part & part, const context_link * link);
+    void keep(int32_t layer, size_t k);
     void upload_loop(device_part & part);
     cudaError_t copy_expert(device_part & part, const job & j);
     cudaError_t copy_bytes(device_part & part, char * to, const char * from, size_t bytes, bool pinned);
-    void change(int32_t layer, int32_t expert, int32_t slot);
+    void change(int32_t layer, int32_t entry, int32_t slot);
     void poison(device_part & part, int32_t layer, int32_t slot);
     std::vector<layer_counters> live_counters();
     void note(const std::string & reason);

@@ -90,18 +90,18 @@ hot_context::~hot_context() {
 // Makes the mailbox for a cache, when its first tensor is met.
 bool hot_context::attach(hot_cache * c) {
     const size_t n_layers = c->layers.size();
-    mail.n_expert_max = c->n_expert_max;
+    mail.table_size = c->n_expert_max + MAX_FETCHES;
     mail.timeout_ns = uint64_t(c->config.lane_timeout_ms) * 1000000;
-    const bool ok = device_alloc(mail.state, 1) && device_alloc(mail.tables, n_layers * size_t(c->n_expert_max), 0xFF) &&
+    const bool ok = device_alloc(mail.state, 1) && device_alloc(mail.tables, n_layers * size_t(mail.table_size), 0xFF) &&
                     device_alloc(mail.counters, n_layers) && host_alloc(mail.posts, n_layers) && host_alloc(mail.done, n_layers) &&
-                    host_alloc(mail.error, 1) && host_alloc(mail.x, size_t(MAX_LANE_TOKENS) * size_t(c->n_embd_max)) &&
+                    host_alloc(mail.error, 1) && host_alloc(mail.times, n_layers) && host_alloc(mail.x, size_t(MAX_LANE_TOKENS) * size_t(c->n_embd_max)) &&
                     host_alloc(mail.out, size_t(MAX_ROWS) * size_t(c->n_embd_max));
     if (!ok) {
         GGML_LOG_ERROR("hot experts: failed to allocate the memory through which GPU and CPU speak\n");
         free_mailbox();
         return false;
     }
-    tables.assign(n_layers * size_t(c->n_expert_max), -1);
+    tables.assign(n_layers * size_t(mail.table_size), -1);
     try {
         lane = std::make_unique<cold_lane>(std::max(1, c->config.n_threads));
         lane_thread = std::thread([this] { lane_loop(); });
@@ -109,19 +109,7 @@ bool hot_context::attach(hot_cache * c) {
         c->fail(std::string("the threads of the CPU lane cannot be started: ") + e.what());
     }
     cache = c;
-    cache->add_context(this);
-    // what is published already is in no later change
-    std::vector<table_change> all;
-    for (size_t i = 0; i < n_layers; i++) {
-        std::vector<int32_t> experts(size_t(cache->layers[i]->table.n_slots()));
-        cache->get_residency(int32_t(i), experts.data());
-        for (size_t s = 0; s < experts.size(); s++) {
-            if (experts[s] >= 0) {
-                all.push_back({ int32_t(i), experts[s], int32_t(s) });
-            }
-        }
-    }
-    apply(all);
+    apply({ cache->add_context(this), {} });
     return true;
 }
 
@@ -129,7 +117,7 @@ void hot_context::free_mailbox() {
     for (void * p : { static_cast<void *>(mail.state), static_cast<void *>(mail.tables), static_cast<void *>(mail.counters) }) {
         cudaFree(p);
     }
-    for (void * p : { static_cast<void *>(mail.posts), static_cast<void *>(mail.done), static_cast<void *>(mail.error),
+    for (void * p : { static_cast<void *>(mail.posts), static_cast<void *>(mail.done), static_cast<void *>(mail.error), static_cast<void *>(mail.times),
                       static_cast<void *>(mail.x), static_cast<void *>(mail.out) }) {
         cudaFreeHost(p);
     }
@@ -170,10 +158,10 @@ bool hot_context::reserve_scratch() {
 
 // ---------------------------------------------------------------- steps
 
-void hot_context::apply(const std::vector<table_change> & changes) {
+void hot_context::apply(const step_start & start) {
     std::unordered_map<int32_t, int32_t> last;  // a table entry changes once in a launch
-    for (const table_change & c : changes) {
-        last[c.layer * cache->n_expert_max + c.expert] = c.slot;
+    for (const table_change & c : start.changes) {
+        last[c.layer * mail.table_size + c.entry] = c.slot;
     }
     table_changes packed;
     packed.n = 0;
@@ -182,11 +170,11 @@ void hot_context::apply(const std::vector<table_change> & changes) {
         packed.at[packed.n] = at;
         packed.slot[packed.n] = slot;
         if (++packed.n == MAX_CHANGES) {
-            launch_begin(mail, step, packed, ctx.stream());
+            launch_begin(mail, step, start.share, packed, ctx.stream());
             packed.n = 0;
         }
     }
-    launch_begin(mail, step, packed, ctx.stream());
+    launch_begin(mail, step, start.share, packed, ctx.stream());
     CUDA_CHECK(cudaGetLastError());
 }
 

@@ -86,9 +86,10 @@ class hot_context : public context_link {
     void free_mailbox();
     void stop_streaming();
     bool reserve_scratch();
-    void apply(const std::vector<table_change> & changes);
+    void apply(const step_start & start);
 
     void run_lanes(const action & a);
+    void fetch(int32_t layer);
     void run_gpu_lane(const action & a, int32_t top_k, int32_t n_tokens);
     void run_staged(const action & a, mul_mat_id_fn upstream);
     void gather(const action & a, char * scratch, size_t stride);
@@ -103,10 +104,16 @@ class hot_context : public context_link {
     };
     void lane_loop();
     bool has_next_step_begun();
-    bool answer(uint32_t step, const expected_post & p, const expected_post * before);
+    struct answered_post {
+        const expected_post * post = nullptr;
+        int32_t cpu_rows = 0;
+        int64_t cpu_ns = 0;
+    };
+    bool answer(uint32_t step, const expected_post & p, answered_post & before);
+    void layer_done(uint32_t step, const answered_post & p);
     post_head head_of(int32_t layer) const;
-    void compute_missed(uint32_t step, int32_t layer, const post_head & head);
-    bool read_ids(uint32_t step, int32_t layer, const post_head & head, int32_t * ids) const;
+    int64_t compute_missed(uint32_t step, int32_t layer, const post_head & head);
+    bool read_words(uint32_t step, const uint32_t * words, int32_t n, int32_t * values) const;
 
     ggml_backend_cuda_context & ctx;
     hot_cache * cache = nullptr;

@@ -9,8 +9,6 @@ namespace {
 
 constexpr int DISPATCH_THREADS = 256;
 constexpr int COLLECT_THREADS = 256;
-constexpr int GATHER_THREADS = 256;
-constexpr int64_t GATHER_CHUNK = 64 << 10;  // bytes for one block
 
 __device__ unsigned long long now_ns() {
     unsigned long long t;
@@ -28,34 +26,89 @@ __device__ uint32_t tagged(uint32_t step, int expert) {
     return step << 16 | uint32_t(expert);
 }
 
-__global__ void begin_kernel(mailbox m, uint32_t step, table_changes changes) {
+__global__ void begin_kernel(mailbox m, uint32_t step, fetch_table share, table_changes changes) {
     if (threadIdx.x == 0) {
         m.state->step = step;
+        m.state->share = share;
     }
     for (int i = threadIdx.x; i < changes.n; i += blockDim.x) {
         m.tables[changes.at[i]] = changes.slot[i];
     }
 }
 
-// The first warp looks the rows up, 32 at a time; all threads copy x if there is a miss.
+// The first slot of a missed row among `slots`, by one warp: its index, or n.
+__device__ int first_miss(const int16_t * slots, int n) {
+    for (int base = 0; base < n; base += WARP_SIZE) {
+        const int i = base + threadIdx.x;
+        const uint32_t missed = __ballot_sync(0xFFFFFFFF, i < n && slots[i] < 0);
+        if (missed) {
+            return base + __ffs(missed) - 1;
+        }
+    }
+    return n;
+}
+
+// Gives the first missed experts an open slot each, by one warp; returns how many.
+__device__ int choose_fetches(device_state & s, const int32_t * open, const int16_t * experts, int16_t * slots, int n_rows, int wanted) {
+    int n = 0;
+    while (n < wanted && open[n] >= 0) {
+        const int row = first_miss(slots, n_rows);
+        if (row == n_rows) {
+            break;
+        }
+        const int16_t expert = experts[row];
+        __syncwarp();
+        for (int i = threadIdx.x; i < n_rows; i += WARP_SIZE) {
+            if (experts[i] == expert) {
+                slots[i] = int16_t(open[n]);
+            }
+        }
+        __syncwarp();
+        if (threadIdx.x == 0) {
+            s.fetch_expert[n] = expert;
+            s.fetch_slot[n] = open[n];
+        }
+        n++;
+    }
+    return n;
+}
+
+// The first warp looks the rows up, 32 at a time; all threads copy x if there is something for the CPU to do.
 __global__ void dispatch_kernel(mailbox m, region_shape r) {
     ggml_cuda_pdl_sync();
     ggml_cuda_pdl_lc();
     __shared__ int n_miss;
+    __shared__ int16_t experts[MAX_ROWS];
+    __shared__ int16_t slots[MAX_ROWS];
     post & p = m.posts[r.layer];
     device_state & s = *m.state;
     const uint32_t step = s.step;
     if (threadIdx.x < WARP_SIZE) {
         const int lane = threadIdx.x;
         const int n_rows = r.n_tokens * r.top_k;
-        const int32_t * table = m.tables + int64_t(r.layer) * m.n_expert_max;
+        const int32_t * table = m.tables + int64_t(r.layer) * m.table_size;
+        const int32_t * open = table + m.table_size - MAX_FETCHES;
+        int missing = 0;
+        for (int base = 0; base < n_rows; base += WARP_SIZE) {
+            const int i = base + lane;
+            const int expert = i < n_rows ? r.ids[i / r.top_k * r.ids_stride + i % r.top_k] : 0;
+            const int slot = i < n_rows ? table[expert] : 0;
+            if (i < n_rows) {
+                experts[i] = int16_t(expert);
+                slots[i] = int16_t(slot);
+                p.ids[i] = tagged(step, expert);
+            }
+            missing += __popc(__ballot_sync(0xFFFFFFFF, slot < 0));
+        }
+        __syncwarp();
+        const int n_fetch = missing ? choose_fetches(s, open, experts, slots, n_rows, s.share.fetches[min(missing, SHARE_SIZE - 1)]) : 0;
+
         int misses = 0;
         int some_slot = 0;  // what missed rows read: their results are overwritten
         for (int base = 0; base < n_rows; base += WARP_SIZE) {
             const int i = base + lane;
             const bool is_row = i < n_rows;
-            const int expert = is_row ? r.ids[i / r.top_k * r.ids_stride + i % r.top_k] : 0;
-            const int slot = is_row ? table[expert] : -1;
+            const int slot = is_row ? slots[i] : -1;
             const uint32_t hit_mask = __ballot_sync(0xFFFFFFFF, slot >= 0);
             const uint32_t miss_mask = __ballot_sync(0xFFFFFFFF, is_row && slot < 0);
             if (hit_mask) {
@@ -65,22 +118,28 @@ __global__ void dispatch_kernel(mailbox m, region_shape r) {
                 const int index = misses + __popc(miss_mask & ((1u << lane) - 1));
                 s.slot_ids[i] = slot >= 0 ? slot : some_slot;
                 s.miss_index[i] = slot >= 0 ? -1 : index;
-                p.ids[i] = tagged(step, expert);
                 if (slot < 0) {
-                    p.rows[index] = { i / r.top_k, expert };
+                    p.rows[index] = { i / r.top_k, experts[i] };
                 }
             }
             misses += __popc(miss_mask);
         }
+        if (lane < MAX_FETCHES) {
+            p.fetched[lane] = tagged(step, lane < n_fetch ? s.fetch_expert[lane] : NO_EXPERT);
+        }
         if (lane == 0) {
             n_miss = misses;
+            s.n_miss = misses;
+            s.n_fetch = n_fetch;
             if (misses == 0) {
                 write_head(p, step, r.n_tokens, r.top_k, 0);
             }
             layer_counters & c = m.counters[r.layer];
             atomicAdd(&c.regions, 1ull);
-            atomicAdd(&c.hits, (unsigned long long) (n_rows - misses));
-            atomicAdd(&c.misses, (unsigned long long) misses);
+            atomicAdd(&c.hits, (unsigned long long) (n_rows - missing));
+            atomicAdd(&c.misses, (unsigned long long) missing);
+            atomicAdd(&c.fetches, (unsigned long long) n_fetch);
+            s.dispatched = now_ns();
         }
     }
     __syncthreads();
@@ -97,15 +156,17 @@ __global__ void dispatch_kernel(mailbox m, region_shape r) {
     if (threadIdx.x == 0) {
         __threadfence_system();
         write_head(p, step, r.n_tokens, r.top_k, n_miss);
+        s.dispatched = now_ns();
     }
 }
 
 // Whether the CPU has answered for this step; waits for that, but not for ever.
-__device__ bool wait_for_answer(const mailbox & m, device_state & s, int layer) {
+__device__ bool wait_for_answer(const mailbox & m, device_state & s, int layer, bool & waited) {
     const volatile uint32_t * done = m.done + layer;
     volatile uint32_t * failed = &s.failed;
     const uint32_t step = s.step;
-    if (*done == step) {
+    waited = *done != step;
+    if (!waited) {
         return true;
     }
     const unsigned long long start = now_ns();
@@ -122,6 +183,16 @@ __device__ bool wait_for_answer(const mailbox & m, device_state & s, int layer) 
     return false;
 }
 
+// answered: when, 0 = without waiting.
+__device__ void write_time(const mailbox & m, const device_state & s, int layer, unsigned long long computed, unsigned long long answered) {
+    uint4 time;
+    time.x = s.step;
+    time.y = uint32_t(computed - s.dispatched);
+    time.z = answered ? uint32_t(answered - s.dispatched) : 0;
+    time.w = uint32_t(s.n_fetch);
+    __stwt(reinterpret_cast<uint4 *>(m.times + layer), time);
+}
+
 // One block for each row.
 __global__ void collect_kernel(mailbox m, region_shape r) {
     ggml_cuda_pdl_sync();
@@ -130,15 +201,21 @@ __global__ void collect_kernel(mailbox m, region_shape r) {
     device_state & s = *m.state;
     const int index = s.miss_index[row];
     if (index < 0) {
+        if (row == 0 && s.n_miss == 0 && threadIdx.x == 0) {
+            write_time(m, s, r.layer, now_ns(), 0);
+        }
         return;
     }
     __shared__ bool answered;
     if (threadIdx.x == 0) {
         const unsigned long long start = now_ns();
-        answered = wait_for_answer(m, s, r.layer);
+        bool waited;
+        answered = wait_for_answer(m, s, r.layer, waited);
         __threadfence_system();
         if (index == 0) {
-            m.counters[r.layer].wait_ns += now_ns() - start;
+            const unsigned long long end = now_ns();
+            m.counters[r.layer].wait_ns += end - start;
+            write_time(m, s, r.layer, start, waited ? end : 0);
         }
     }
     __syncthreads();
@@ -181,44 +258,10 @@ __global__ void mark_kernel(mailbox m, region_shape r, int32_t n_expert, int32_t
     }
 }
 
-template <typename T> __device__ void copy_chunk(const char * from, char * to, int64_t bytes) {
-    const T * source = reinterpret_cast<const T *>(from);
-    T * target = reinterpret_cast<T *>(to);
-    for (int64_t i = threadIdx.x; i < bytes / int64_t(sizeof(T)); i += blockDim.x) {
-        target[i] = source[i];
-    }
-}
-
-// blockIdx.x: expert, blockIdx.y: chunk
-__global__ void gather_kernel(gather_shape g) {
-    const int e = blockIdx.x;
-    if (!g.used[e]) {
-        return;
-    }
-    const int slot = g.table ? g.table[e] : -1;
-    const char * from = slot >= 0 ? g.slots + slot * g.slot_stride : g.host + e * g.expert_bytes;
-    char * to = g.scratch + e * g.stride;
-    const int64_t first = blockIdx.y * GATHER_CHUNK;
-    const int64_t n = min(GATHER_CHUNK, g.expert_bytes - first);
-    const uintptr_t alignment = (reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) | uintptr_t(n)) & 15;
-    if (alignment == 0) {
-        copy_chunk<uint4>(from + first, to + first, n);
-    } else if ((alignment & 3) == 0) {
-        copy_chunk<uint32_t>(from + first, to + first, n);
-    } else {
-        copy_chunk<char>(from + first, to + first, n);
-    }
-    if (blockIdx.y == 0) {
-        for (int64_t i = g.expert_bytes + threadIdx.x; i < g.stride; i += blockDim.x) {
-            to[i] = 0;
-        }
-    }
-}
-
 }  // namespace
 
-void launch_begin(const mailbox & m, uint32_t step, const table_changes & changes, cudaStream_t stream) {
-    begin_kernel<<<1, 64, 0, stream>>>(m, step, changes);
+void launch_begin(const mailbox & m, uint32_t step, const fetch_table & share, const table_changes & changes, cudaStream_t stream) {
+    begin_kernel<<<1, 64, 0, stream>>>(m, step, share, changes);
 }
 
 void launch_dispatch(const mailbox & m, const region_shape & r, cudaStream_t stream) {
@@ -231,11 +274,6 @@ void launch_collect(const mailbox & m, const region_shape & r, cudaStream_t stre
 
 void launch_mark(const mailbox & m, const region_shape & r, int32_t n_expert, int32_t * used, cudaStream_t stream) {
     mark_kernel<<<1, DISPATCH_THREADS, 0, stream>>>(m, r, n_expert, used);
-}
-
-void launch_gather(const gather_shape & g, cudaStream_t stream) {
-    const dim3 blocks(unsigned(g.n_expert), unsigned((g.expert_bytes + GATHER_CHUNK - 1) / GATHER_CHUNK));
-    gather_kernel<<<blocks, GATHER_THREADS, 0, stream>>>(g);
 }
 
 }  // namespace hx

@@ -1,9 +1,11 @@
 // The lanes of a context: kernels over the slots on the GPU, and the thread that computes what they miss. See hot_context.h.
 #include "hot_context.h"
+#include "hot_copy.h"
 
 #include "mmvq.cuh"
 #include "unary.cuh"
 
+#include <algorithm>
 #include <chrono>
 
 namespace hx {
@@ -41,10 +43,27 @@ void hot_context::run_lanes(const action & a) {
     launch_dispatch(mail, r, ctx.stream());
     CUDA_CHECK(cudaGetLastError());
 
+    if (!cache->layers[size_t(a.layer)]->open.empty()) {
+        fetch(a.layer);
+    }
     if (n_slots > 0) {
         run_gpu_lane(a, r.top_k, r.n_tokens);
     }
     launch_collect(mail, r, ctx.stream());
+    CUDA_CHECK(cudaGetLastError());
+}
+
+// Brings the missed experts that the GPU is to compute into open slots.
+void hot_context::fetch(int32_t layer) {
+    const cache_layer & l = *cache->layers[size_t(layer)];
+    fetch_shape f = {};
+    f.state = mail.state;
+    for (const slot_matrix & m : l.matrices) {
+        f.host[f.n_matrices] = m.host;
+        f.slots[f.n_matrices] = m.slots;
+        f.expert_bytes[f.n_matrices++] = int64_t(m.expert_bytes);
+    }
+    launch_fetch(f, ctx.stream());
     CUDA_CHECK(cudaGetLastError());
 }
 
@@ -101,12 +120,11 @@ void hot_context::lane_loop() {
         seen++;
         is_answering = true;
         lock.unlock();
-        const expected_post * before = nullptr;
+        answered_post before;
         for (const expected_post & p : job.posts) {
             if (!answer(job.step, p, before)) {
                 break;
             }
-            before = &p;
         }
         lock.lock();
     }
@@ -130,8 +148,8 @@ bool hot_context::has_next_step_begun() {
 }
 
 // Waits for one post of a step, computes its missed rows and lets the policy see it. before: the post that came before it in
-// the step; its layer's kernels are over when this one comes. false: stop.
-bool hot_context::answer(uint32_t number, const expected_post & expected, const expected_post * before) {
+// the step, whose layer's kernels are over when this one comes; becomes this one. false: stop.
+bool hot_context::answer(uint32_t number, const expected_post & expected, answered_post & before) {
     const auto start = clock::now();
     if (cache->config.test_stop_lane) {
         return false;
@@ -153,14 +171,19 @@ bool hot_context::answer(uint32_t number, const expected_post & expected, const 
         cache->add_lost_observation();
         return true;
     }
-    if (head.n_miss > 0) {
-        compute_missed(number, expected.layer, head);
+    const int64_t cpu_ns = head.n_miss > 0 ? compute_missed(number, expected.layer, head) : 0;
+    if (before.post && before.post->has_lanes && !before.post->is_reused) {
+        layer_done(number, before);
     }
-    if (before && before->has_lanes && !before->is_reused) {
-        cache->layer_done(this, number, before->layer);
-    }
+    before = { &expected, head.n_miss, cpu_ns };
+    const post & p = mail.posts[expected.layer];
     int32_t ids[MAX_ROWS];
-    if (read_ids(number, expected.layer, head, ids)) {
+    int32_t fetched[MAX_FETCHES];
+    if (expected.has_lanes && !expected.is_reused && read_words(number, p.fetched, MAX_FETCHES, fetched)) {
+        int32_t * end = std::find(fetched, fetched + MAX_FETCHES, int32_t(NO_EXPERT));
+        cache->note_fetched(this, number, expected.layer, std::vector<int32_t>(fetched, end));
+    }
+    if (read_words(number, p.ids, head.n_tokens * head.top_k, ids)) {
         cache->observe(expected.layer, ids, head.n_tokens, head.top_k);
     } else {
         cache->add_lost_observation();
@@ -168,7 +191,16 @@ bool hot_context::answer(uint32_t number, const expected_post & expected, const 
     return true;
 }
 
-void hot_context::compute_missed(uint32_t number, int32_t layer, const post_head & head) {
+void hot_context::layer_done(uint32_t number, const answered_post & p) {
+    const lane_time time = mail.times[p.post->layer];
+    if (time.step == number) {
+        cache->add_lane_time(device, time, p.cpu_rows, p.cpu_ns);
+    }
+    cache->layer_done(this, number, p.post->layer);
+}
+
+// Returns how long it took, in ns.
+int64_t hot_context::compute_missed(uint32_t number, int32_t layer, const post_head & head) {
     static_assert(sizeof(post_row) == sizeof(cold_row), "one is read as the other");
     const auto begin = clock::now();
     const auto * rows = reinterpret_cast<const cold_row *>(mail.posts[layer].rows);
@@ -178,25 +210,26 @@ void hot_context::compute_missed(uint32_t number, int32_t layer, const post_head
         cache->fail(std::string("the CPU lane failed: ") + e.what());
     }
     __atomic_store_n(&mail.done[layer], number, __ATOMIC_RELEASE);
-    cache->add_cpu_time(layer, std::chrono::duration_cast<std::chrono::nanoseconds>(clock::now() - begin).count());
+    const int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(clock::now() - begin).count();
+    cache->add_cpu_time(layer, ns);
+    return ns;
 }
 
-// The selection of a post, unless it has been overwritten by a later step.
-bool hot_context::read_ids(uint32_t number, int32_t layer, const post_head & head, int32_t * ids) const {
-    const int32_t n = head.n_tokens * head.top_k;
+// Words of a post that carry the step in their upper half, unless they have been overwritten by a later one.
+bool hot_context::read_words(uint32_t number, const uint32_t * words, int32_t n, int32_t * values) const {
     if (n < 1 || n > MAX_ROWS) {
         return false;
     }
     for (int32_t i = 0; i < n; i++) {
-        uint32_t word = __atomic_load_n(&mail.posts[layer].ids[i], __ATOMIC_ACQUIRE);
+        uint32_t word = __atomic_load_n(&words[i], __ATOMIC_ACQUIRE);
         for (int spins = 0; spins < 1000000 && int16_t((word >> 16) - number) < 0; spins++) {
             pause_processor();  // the head has overtaken it
-            word = __atomic_load_n(&mail.posts[layer].ids[i], __ATOMIC_ACQUIRE);
+            word = __atomic_load_n(&words[i], __ATOMIC_ACQUIRE);
         }
         if ((word >> 16) != (number & 0xFFFF)) {
             return false;
         }
-        ids[i] = int32_t(word & 0xFFFF);
+        values[i] = int32_t(word & 0xFFFF);
     }
     return true;
 }

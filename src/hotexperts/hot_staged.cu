@@ -1,5 +1,6 @@
 // The staged path of a context: experts are brought into VRAM, then upstream's own kernels run. See hot_context.h.
 #include "hot_context.h"
+#include "hot_copy.h"
 
 #include "hot_buffer.h"
 
@@ -70,7 +71,7 @@ void hot_context::gather(const action & a, char * to, size_t stride) {
     const slot_matrix * m = matrix_of(a);
     gather_shape g = {};
     g.used = used;
-    g.table = m ? mail.tables + int64_t(a.layer) * mail.n_expert_max : nullptr;
+    g.table = m ? mail.tables + int64_t(a.layer) * mail.table_size : nullptr;
     g.host = static_cast<const char *>(w->data);
     g.slots = m ? m->slots : nullptr;
     g.scratch = to;
@@ -98,7 +99,7 @@ void hot_context::copy_from_host(const action & a, char * to, size_t stride) {
     const slot_matrix * m = matrix_of(a);
     for (const int32_t e : experts) {
         char * target = to + size_t(e) * stride;
-        const int32_t slot = m ? tables[size_t(a.layer * cache->n_expert_max + e)] : -1;
+        const int32_t slot = m ? tables[size_t(a.layer * mail.table_size + e)] : -1;
         if (slot >= 0) {
             CUDA_CHECK(cudaMemcpyAsync(target, m->slots + size_t(slot) * n, n, cudaMemcpyDeviceToDevice, ctx.stream()));
         } else {
@@ -119,7 +120,7 @@ void hot_context::begin_stream(size_t index) {
     const char * from = static_cast<const char *>(w->data);
     const int32_t n_expert = int32_t(w->ne[2]);
     const bool pinned = hot_buffer_is_pinned(w->buffer);
-    const auto slot_of = [&](int32_t e) { return m ? tables[size_t(a.layer * cache->n_expert_max + e)] : -1; };
+    const auto slot_of = [&](int32_t e) { return m ? tables[size_t(a.layer * mail.table_size + e)] : -1; };
     if (index >= 2) {
         CUDA_CHECK(cudaStreamWaitEvent(copy_stream, consumed[index % 2], 0));
     }

@@ -63,6 +63,8 @@ void hot_cache::get_status(phx_cache_status * status, phx_cache_layer * rows) {
         row.uploads = l.uploads;
         row.upload_failures = l.upload_failures;
         row.evictions = l.evictions;
+        row.fetches = int64_t(counters[i].fetches);
+        row.kept = l.kept;
         row.cpu_ns = l.cpu_ns;
         row.regions = int64_t(counters[i].regions);
         row.hits = int64_t(counters[i].hits);
@@ -79,7 +81,7 @@ void hot_cache::reset_stats() {
         cache_layer & l = *layers[i];
         l.counters = {};
         l.counters.subtract(counters[i]);
-        l.uploads = l.upload_failures = l.evictions = l.cpu_ns = 0;
+        l.uploads = l.upload_failures = l.evictions = l.kept = l.cpu_ns = 0;
     }
     steps = upload_bytes = upload_ns = lost = 0;
     std::fill(std::begin(bypassed), std::end(bypassed), 0);
@@ -126,7 +128,7 @@ void hot_cache::set_residency(int32_t layer, const int32_t * experts, int32_t n)
     std::unique_lock<std::mutex> lock(mutex);
     cache_layer & l = *layers.at(size_t(layer));
     device_part & part = part_of(l.config.device);
-    if (n < 0 || n > l.table.n_slots()) {
+    if (n < 0 || n > l.table.n_slots() - int32_t(l.open.size())) {
         throw std::runtime_error("more experts than slots");
     }
     part.idle.wait(lock, [&] { return part.in_flight == part.finished.size() || stopping; });
@@ -134,12 +136,13 @@ void hot_cache::set_residency(int32_t layer, const int32_t * experts, int32_t n)
     ggml_cuda_set_device(part.device);
     check_cuda(cudaDeviceSynchronize(), "cannot wait for the device");
     l.pending.clear();
+    l.fetched.clear();
     for (int32_t s = 0; s < l.table.n_slots(); s++) {
         const int32_t e = l.table.expert_in(s);
         if (e != slot_table::NONE) {
-            l.table.evict(s);
             change(layer, e, slot_table::NONE);
         }
+        l.table.evict(s);
         if (config.test_poison) {
             poison(part, layer, s);
         }
@@ -153,6 +156,11 @@ void hot_cache::set_residency(int32_t layer, const int32_t * experts, int32_t n)
         check_cuda(cudaStreamSynchronize(part.stream), "cannot copy an expert");
         l.table.publish(i);
         change(layer, experts[i], i);
+    }
+    for (size_t k = 0; k < l.open.size(); k++) {
+        l.open[k] = l.table.n_slots() - 1 - int32_t(k);
+        l.table.open(l.open[k]);
+        change(layer, n_expert_max + int32_t(k), l.open[k]);
     }
     check_cuda(cudaStreamSynchronize(part.stream), "cannot overwrite a slot");
 }

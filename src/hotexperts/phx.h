@@ -233,6 +233,7 @@ typedef struct {
     double half_life;            // decay: tokens
     double hysteresis;           // decay: share by which a newcomer's score must exceed the victim's
     int32_t uploads_per_step;    // per layer and token, -1 = no limit
+    int32_t max_fetches;         // experts that the GPU fetches itself, per layer and step; -1 = by the number of slots
     int32_t bypass_tokens;       // batches of so many tokens or more are streamed
     int32_t n_threads;           // of the CPU lane
     int32_t deterministic;       // 1: residency depends on the tokens alone
@@ -281,6 +282,8 @@ typedef struct {
     int64_t uploads;              // that were published
     int64_t upload_failures;
     int64_t evictions;
+    int64_t fetches;              // missed experts that the GPU fetched and computed itself
+    int64_t kept;                 // of those, that stayed resident
     int64_t wait_ns;              // the GPU waited for the CPU lane
     int64_t cpu_ns;               // the CPU lane computed
 } phx_cache_layer;

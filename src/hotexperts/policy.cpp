@@ -67,6 +67,41 @@ bool layer_policy::is_better(int32_t a, int32_t b) const {
     return last_use[i] != last_use[j] ? last_use[i] > last_use[j] : a < b;
 }
 
+bool layer_policy::may_evict(int32_t expert) const {
+    return expert != slot_table::NONE && (step == 0 || used_in_step[size_t(expert)] != step);
+}
+
+bool layer_policy::may_replace(int32_t expert, int32_t victim) const {
+    const double margin = config.kind == policy_kind::decay ? 1.0 + config.hysteresis : 1.0;
+    return score[size_t(expert)] > score[size_t(victim)] * margin;
+}
+
+std::vector<int32_t> layer_policy::victims(const slot_table & table) const {
+    std::vector<int32_t> experts;
+    for (int32_t s = 0; s < table.n_slots(); s++) {
+        const int32_t e = table.expert_in(s);
+        if (may_evict(e)) {
+            experts.push_back(e);
+        }
+    }
+    std::sort(experts.begin(), experts.end(), [this](int32_t a, int32_t b) { return is_better(b, a); });
+    return experts;
+}
+
+int32_t layer_policy::victim_of(const slot_table & table, int32_t expert) const {
+    if (config.kind == policy_kind::frozen) {
+        return slot_table::NONE;
+    }
+    int32_t worst = slot_table::NONE;
+    for (int32_t s = 0; s < table.n_slots(); s++) {
+        const int32_t e = table.expert_in(s);
+        if (may_evict(e) && (worst == slot_table::NONE || is_better(worst, e))) {
+            worst = e;
+        }
+    }
+    return worst != slot_table::NONE && may_replace(expert, worst) ? table.slot_of(worst) : slot_table::NONE;
+}
+
 std::vector<upload> layer_policy::plan(const slot_table & table, int32_t n_tokens) {
     std::vector<upload> uploads;
     if (config.kind == policy_kind::frozen) {
@@ -82,21 +117,13 @@ std::vector<upload> layer_policy::plan(const slot_table & table, int32_t n_token
     std::sort(newcomers.begin(), newcomers.end(), better);
 
     std::vector<int32_t> free_slots;
-    std::vector<int32_t> victims;
     for (int32_t s = 0; s < table.n_slots(); s++) {
-        const int32_t e = table.expert_in(s);
-        if (table.loading_in(s) != slot_table::NONE) {
-            continue;
-        }
-        if (e == slot_table::NONE) {
+        if (table.expert_in(s) == slot_table::NONE && table.loading_in(s) == slot_table::NONE && !table.is_open(s)) {
             free_slots.push_back(s);
-        } else if (step == 0 || used_in_step[size_t(e)] != step) {
-            victims.push_back(e);
         }
     }
-    std::sort(victims.rbegin(), victims.rend(), better);  // worst first
+    const std::vector<int32_t> replaceable = victims(table);
 
-    const double margin = config.kind == policy_kind::decay ? 1.0 + config.hysteresis : 1.0;
     const size_t most = size_t(std::max(config.max_uploads, 0)) * size_t(std::max(n_tokens, 1));
     const size_t limit = config.max_uploads < 0 ? newcomers.size() : std::min(newcomers.size(), most);
     for (size_t i = 0; i < limit; i++) {
@@ -106,10 +133,10 @@ std::vector<upload> layer_policy::plan(const slot_table & table, int32_t n_token
             continue;
         }
         const size_t v = i - free_slots.size();
-        if (v >= victims.size() || !(score[size_t(e)] > score[size_t(victims[v])] * margin)) {
+        if (v >= replaceable.size() || !may_replace(e, replaceable[v])) {
             break;  // the next newcomer is no better, the next victim no worse
         }
-        uploads.push_back({ table.slot_of(victims[v]), e });
+        uploads.push_back({ table.slot_of(replaceable[v]), e });
     }
     return uploads;
 }

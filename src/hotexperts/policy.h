@@ -47,8 +47,14 @@ class layer_policy {
     // evicted, and slots that are being written are left alone. n_tokens: of the step, each allows max_uploads.
     std::vector<upload> plan(const slot_table & table, int32_t n_tokens = 1);
 
+    // The slot that the expert should have, whose own expert is worth less, or NONE: as in plan, for one expert.
+    int32_t victim_of(const slot_table & table, int32_t expert) const;
+
   private:
     bool is_better(int32_t a, int32_t b) const;
+    bool may_evict(int32_t expert) const;
+    bool may_replace(int32_t expert, int32_t victim) const;
+    std::vector<int32_t> victims(const slot_table & table) const;  // experts, worst first
 
     policy_config config;
     std::vector<double> score;

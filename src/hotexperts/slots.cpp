@@ -40,9 +40,13 @@ bool slot_table::is_loading(int32_t expert) const {
     return index != NONE && at(index).loading == expert;
 }
 
+bool slot_table::is_open(int32_t index) const {
+    return at(index).is_open;
+}
+
 void slot_table::begin_upload(int32_t index, int32_t expert) {
     slot & s = at(index);
-    if (s.loading != NONE) {
+    if (s.loading != NONE || s.is_open) {
         throw std::logic_error("slot " + std::to_string(index) + " is being written already");
     }
     if (slot_of_expert.at(size_t(expert)) != NONE) {
@@ -73,6 +77,26 @@ void slot_table::evict(int32_t index) {
         s.published = NONE;
         changes++;
     }
+    s.is_open = false;
+}
+
+void slot_table::open(int32_t index) {
+    evict(index);
+    at(index).is_open = true;
+}
+
+void slot_table::adopt(int32_t index, int32_t expert) {
+    slot & s = at(index);
+    if (!s.is_open) {
+        throw std::logic_error("slot " + std::to_string(index) + " is not open");
+    }
+    if (slot_of_expert.at(size_t(expert)) != NONE) {
+        throw std::logic_error("expert " + std::to_string(expert) + " has a slot already");
+    }
+    s.is_open = false;
+    s.published = expert;
+    slot_of_expert[size_t(expert)] = index;
+    changes++;
 }
 
 void slot_table::fail(int32_t index) {
@@ -90,6 +114,9 @@ void slot_table::check() const {
         const slot & s = slots[i];
         if (s.published != NONE && s.loading != NONE) {
             throw std::logic_error("a slot that is being written is published");
+        }
+        if (s.is_open && (s.published != NONE || s.loading != NONE)) {
+            throw std::logic_error("an open slot is in use");
         }
         const int32_t expert = s.published != NONE ? s.published : s.loading;
         if (expert == NONE) {

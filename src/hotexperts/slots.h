@@ -4,6 +4,7 @@
 //   * A published expert is in exactly one slot, and a slot holds at most one published expert (a bijection).
 //   * A slot that is being written holds no published expert: begin_upload unpublishes before anything is copied.
 //   * An expert is never in two slots, published or on its way.
+//   * An open slot holds no published expert and is not being uploaded into: the GPU may write it in any step.
 //   * generation() grows whenever the published content changes, and at no other time.
 #pragma once
 
@@ -26,6 +27,7 @@ class slot_table {
     int32_t expert_in(int32_t slot) const;     // expert published in the slot, or NONE
     int32_t loading_in(int32_t slot) const;    // expert on its way into the slot, or NONE
     bool is_loading(int32_t expert) const;
+    bool is_open(int32_t slot) const;
 
     // Unpublishes what is in the slot, and marks the expert as on its way into it.
     // Throws std::logic_error if the slot is being written or the expert has a slot already.
@@ -34,9 +36,17 @@ class slot_table {
     // The copy is complete: the expert may be read from the slot.
     void publish(int32_t slot);
 
-    // Unpublishes what is in the slot, if anything: the slot is empty.
+    // Unpublishes what is in the slot, if anything: the slot is empty, and not open.
     // Throws std::logic_error if it is being written.
     void evict(int32_t slot);
+
+    // Unpublishes what is in the slot, if anything, and opens it.
+    // Throws std::logic_error if it is being written.
+    void open(int32_t slot);
+
+    // An open slot holds the expert: it is published.
+    // Throws std::logic_error if the slot is not open or the expert has a slot already.
+    void adopt(int32_t slot, int32_t expert);
 
     // The copy failed: the slot is empty.
     void fail(int32_t slot);
@@ -48,6 +58,7 @@ class slot_table {
     struct slot {
         int32_t published = NONE;
         int32_t loading = NONE;
+        bool is_open = false;
     };
 
     slot & at(int32_t index);

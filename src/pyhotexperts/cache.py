@@ -51,6 +51,8 @@ class CacheStatus:
         int64: selections of resident experts and of others, in those.
     uploads, upload_failures, evictions
         int64: experts that were copied into slots, that could not be, that gave way.
+    fetches, kept
+        int64: missed experts that the GPU fetched over the bus and computed itself; of those, that stayed resident.
     wait_seconds
         float64: the GPU waited for the CPU lane.
     cpu_seconds
@@ -82,6 +84,8 @@ class CacheStatus:
     uploads: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     upload_failures: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     evictions: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    fetches: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    kept: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     wait_seconds: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0, np.float64))
     cpu_seconds: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0, np.float64))
     upload_bytes: int = 0
@@ -168,6 +172,8 @@ class Cache:
             uploads=column("uploads"),
             upload_failures=column("upload_failures"),
             evictions=column("evictions"),
+            fetches=column("fetches"),
+            kept=column("kept"),
             wait_seconds=column("wait_ns") / 1e9,
             cpu_seconds=column("cpu_ns") / 1e9,
             upload_bytes=native.upload_bytes,
@@ -205,6 +211,7 @@ def start(model: Any, offload: HotExperts, slots: int, n_threads: int, **test: i
     config.half_life = offload.half_life
     config.hysteresis = offload.hysteresis
     config.uploads_per_step = -1 if offload.uploads_per_step is None else offload.uploads_per_step
+    config.max_fetches = offload.fetches_per_step
     config.bypass_tokens = offload.prefill_bypass
     config.n_threads = n_threads
     config.deterministic = offload.deterministic

@@ -15,6 +15,7 @@ from pyhotexperts.errors import ConfigError
 from pyhotexperts.validation import boolean, choice, integer, memory_size, real, upload_limit
 
 CACHE_POLICIES = ("decay", "lru", "window")
+MAX_FETCHES = 4  # of lane_share.h
 MIN_BUDGET = 256 << 20  # bytes of VRAM: CUDA alone takes as much
 
 
@@ -63,6 +64,7 @@ class HotExperts:
     half_life: float = 12.0
     hysteresis: float = 0.25
     uploads_per_step: int | None = 2
+    fetches_per_step: int = -1  # by the number of slots
     prefill_bypass: int = 64
     deterministic: bool = False
     strict: bool = False
@@ -75,6 +77,7 @@ class HotExperts:
             "half_life": real("half_life", self.half_life, 0.01, 1e9),
             "hysteresis": real("hysteresis", self.hysteresis, 0, 1e9),
             "uploads_per_step": upload_limit("uploads_per_step", self.uploads_per_step),
+            "fetches_per_step": integer("fetches_per_step", self.fetches_per_step, -1, MAX_FETCHES),
             "prefill_bypass": integer("prefill_bypass", self.prefill_bypass, 1, 2**31 - 1),
             "deterministic": boolean("deterministic", self.deterministic),
             "strict": boolean("strict", self.strict),
@@ -130,6 +133,7 @@ def hot_experts(
     half_life: float | None = None,
     hysteresis: float | None = None,
     uploads_per_step: int | None = None,
+    fetches_per_step: int | None = None,
     prefill_bypass: int | None = None,
     deterministic: bool | None = None,
     strict: bool | None = None,
@@ -162,6 +166,11 @@ def hot_experts(
         Default: 0.25.
     uploads_per_step
         Most experts copied into slots, per layer and token [PYHOTEXPERTS_UPLOADS_PER_STEP]; -1 = no limit. Default: 2.
+    fetches_per_step
+        Most experts without a slot that the GPU fetches over the bus and computes itself, per layer and token, while the
+        CPU computes the others; as many slots of each layer are kept open for them [PYHOTEXPERTS_FETCHES_PER_STEP]. How
+        many it is at a time is measured and decided while the model runs. 0..4; -1 (the default) = one for every 12
+        slots.
     prefill_bypass
         Batches of this many tokens or more stream all experts to the GPU, if they select each of them four times on
         average; smaller ones of more than 8 tokens bring only the experts that they need
@@ -186,6 +195,7 @@ def hot_experts(
         "half_life": half_life,
         "hysteresis": hysteresis,
         "uploads_per_step": uploads_per_step,
+        "fetches_per_step": fetches_per_step,
         "prefill_bypass": prefill_bypass,
         "deterministic": deterministic,
         "strict": strict,
@@ -240,6 +250,7 @@ ENVIRONMENT: dict[str, tuple[str, Callable[[str], Any]]] = {
     "half_life": ("PYHOTEXPERTS_HALF_LIFE", float),
     "hysteresis": ("PYHOTEXPERTS_HYSTERESIS", float),
     "uploads_per_step": ("PYHOTEXPERTS_UPLOADS_PER_STEP", int),
+    "fetches_per_step": ("PYHOTEXPERTS_FETCHES_PER_STEP", int),
     "prefill_bypass": ("LLAMA_MOE_HOT_PP_BYPASS_N_TOKENS", int),
     "deterministic": ("PYHOTEXPERTS_DETERMINISTIC", truth),
     "strict": ("PYHOTEXPERTS_STRICT", truth),

@@ -9,6 +9,7 @@
 //   masks    every type, all 256 residency masks of 8 experts, 1..8 tokens: hit rows bit-equal to the resident kernel,
 //            missed rows bit-equal to the CPU lane
 //   large    64 seeded masks of 60 experts with top 8
+//   fetched  some of the missed experts are fetched: their rows are bit-equal to the resident kernel, and counted
 //   staged   1, 9, 33, 63, 500 tokens through gather, stream and host copies: NMSE at most 5e-4
 //   moving   the policy moves experts at every step, with slow and failing uploads and poisoned slots
 //   layers   several layers in one graph: what a step asks for is resident in the next one, all rows are right
@@ -33,6 +34,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -343,6 +345,60 @@ static void case_large() {
     }
 }
 
+// Missed experts that the GPU fetches into open slots: exactly so many missed experts have the rows of the GPU's kernel.
+static void check_fetches(const shape & s, ggml_type type, int32_t max_fetches) {
+    const layer l(s, type, type, type);
+    auto config = base_config(8);
+    config.test_poison = 1;
+    config.max_fetches = max_fetches;
+    cache_handle cache(config, { l.config() });
+    require(has_lanes(cache), "the lanes do not take it");
+    backend_handle backend;
+    int64_t total = 0;
+    for (int64_t n_tokens = 1; n_tokens <= 4; n_tokens++) {
+        region hot(backend.b, s, l.hot, n_tokens);
+        region gpu(backend.b, s, l.gpu, n_tokens);
+        for (int step = 0; step < std::max(8, 60 / every); step++) {
+            const std::vector<float> x = normal(size_t(s.n_embd * n_tokens));
+            const std::vector<int32_t> ids = random_ids(s, n_tokens);
+            std::vector<int32_t> mask = random_ids({ 0, 0, s.n_expert, int64_t(rng() % unsigned(9 - max_fetches)) }, 1);
+            cache.set(mask);
+            hot.set(x, ids);
+            gpu.set(x, ids);
+            phx_cache_layer before, after;
+            cache.status(&before);
+            const std::vector<float> y = hot.run();
+            cache.status(&after);
+            const std::vector<float> resident = gpu.run();
+            const std::vector<float> cold = cpu_rows(l, x, ids, n_tokens);
+            std::set<int32_t> fetched;
+            for (size_t r = 0; r < ids.size(); r++) {
+                const bool hit = std::find(mask.begin(), mask.end(), ids[r]) != mask.end();
+                const bool is_gpu = same_row(y, resident, r, s.n_embd);
+                require(is_gpu || (!hit && same_row(y, cold, r, s.n_embd)), std::string(ggml_type_name(type)) + ": a row is wrong");
+                if (!hit && is_gpu) {
+                    fetched.insert(ids[r]);
+                }
+                compared++;
+            }
+            require(int64_t(fetched.size()) == after.fetches - before.fetches, "the fetches are not counted, or a row is the wrong lane's");
+            require(int32_t(fetched.size()) <= max_fetches, "more fetches than open slots");
+            total += after.fetches - before.fetches;
+        }
+    }
+    cache.verify();
+    require(total > 0, "nothing was fetched");
+}
+
+static void case_fetched() {
+    for (const int32_t max_fetches : { 1, 2, 4 }) {
+        for (const ggml_type type : { GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, GGML_TYPE_Q8_0, GGML_TYPE_IQ1_S }) {
+            check_fetches({ 512, 256, 16, 4 }, type, max_fetches);
+        }
+        check_fetches({ 288, 96, 16, 4 }, GGML_TYPE_Q5_0, max_fetches);  // copied in small pieces
+    }
+}
+
 static void case_staged() {
     std::vector<ggml_type> types = TYPES;
     types.insert(types.end(), { GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_F32 });
@@ -383,16 +439,17 @@ static void case_staged() {
 // Each row must be the GPU's or the CPU's, and the slots hold what the table says, while experts move at every step.
 static void case_moving() {
     const shape s = { 512, 256, 16, 4 };
-    for (const int variant : { 0, 1, 2, 3, 4 }) {
+    for (const int variant : { 0, 1, 2, 3, 4, 5, 6 }) {
         const layer l(s, GGML_TYPE_Q4_K, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K);
         auto config = base_config(5);
         config.policy = variant == 4 ? PHX_POLICY_WINDOW : PHX_POLICY_LRU;
         config.interval = 3;
-        config.uploads_per_step = variant == 3 ? -1 : 2;
+        config.uploads_per_step = variant == 3 ? -1 : variant == 6 ? 0 : 2;
         config.test_poison = 1;
         config.test_upload_delay_us = variant == 1 ? 3000 : 0;
         config.test_fail_upload = variant == 2 ? 3 : 0;
         config.deterministic = variant == 3;
+        config.max_fetches = variant >= 5 ? 2 : 0;
         cache_handle cache(config, { l.config() });
         backend_handle backend;
         for (const int64_t n_tokens : { 1, 3 }) {
@@ -418,7 +475,9 @@ static void case_moving() {
         cache.verify();
         phx_cache_layer row;
         const phx_cache_status status = cache.status(&row);
-        require(row.hits * every > 100 && row.misses * every > 100 && row.uploads * every > 50 && row.evictions * every > 20, "nothing moved");
+        require(row.hits * every > 100 && row.misses * every > 100 && row.evictions * every > 20, "nothing moved");
+        require((row.uploads * every > 50) == (variant != 6), "uploads, or none");
+        require((row.kept * every > 20) == (variant >= 5) && (row.fetches >= row.kept), "fetched experts stay, or there are none");
         require(row.hits + row.misses == 300 / every * 4 * (1 + 3), "hits and misses do not add up to the selections");
         require((variant == 2) == (row.upload_failures * every > 10), "failing uploads were not counted");
         require(variant == 2 || status.reason[0] == 0, std::string("unexpected: ") + status.reason);
@@ -492,6 +551,7 @@ static void case_threads() {
     config.policy = PHX_POLICY_LRU;
     config.test_poison = 1;
     config.test_upload_delay_us = 200;
+    config.max_fetches = 2;
     cache_handle cache(config, { a.config(), b.config() });
     std::atomic<bool> stop{ false };
     std::atomic<long> rows{ 0 };
@@ -598,7 +658,7 @@ static void case_stopped() {
 
 int main(int argc, char ** argv) {
     const std::map<std::string, std::function<void()>> cases = {
-        { "masks", case_masks },   { "large", case_large },     { "staged", case_staged },
+        { "masks", case_masks }, { "large", case_large }, { "fetched", case_fetched }, { "staged", case_staged },
         { "moving", case_moving }, { "layers", case_layers }, { "threads", case_threads }, { "stopped", case_stopped },
     };
     every = getenv("HOT_LANE_TEST_STEP") ? std::max(1, atoi(getenv("HOT_LANE_TEST_STEP"))) : 1;

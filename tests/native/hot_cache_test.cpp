@@ -43,6 +43,7 @@ size_t pinned_extent(const void *, size_t size) {
 }  // namespace hx
 
 static std::atomic<long> reads{ 0 };
+static std::atomic<long> fetches{ 0 };
 
 static void require(bool ok, const char * what) {
     if (!ok) {
@@ -54,6 +55,7 @@ static void require(bool ok, const char * what) {
 
 constexpr int64_t N_EMBD = 64, N_FF = 32, N_EXPERT = 16;
 constexpr int32_t TOP_K = 4;
+constexpr size_t TABLE_SIZE = N_EXPERT + hx::MAX_FETCHES;
 
 struct weights {
     ggml_backend_buffer_type buft[2] = {};
@@ -103,22 +105,14 @@ struct weights {
 struct fake_context : hx::context_link {
     hx::hot_cache & cache;
     std::vector<int32_t> table;
+    hx::fetch_table share = {};
     uint32_t step = 0;
     std::mt19937 rng;
 
-    fake_context(hx::hot_cache & c, int device_, unsigned seed) : cache(c), table(c.layers.size() * N_EXPERT, -1), rng(seed) {
+    fake_context(hx::hot_cache & c, int device_, unsigned seed) : cache(c), table(c.layers.size() * TABLE_SIZE, -1), rng(seed) {
         device = device_;
         cudaEventCreateWithFlags(&step_done, cudaEventDisableTiming);
-        cache.add_context(this);
-        for (size_t l = 0; l < cache.layers.size(); l++) {
-            std::vector<int32_t> experts(size_t(cache.layers[l]->table.n_slots()));
-            cache.get_residency(int32_t(l), experts.data());
-            for (size_t s = 0; s < experts.size(); s++) {
-                if (experts[s] >= 0) {
-                    table[l * N_EXPERT + size_t(experts[s])] = int32_t(s);
-                }
-            }
-        }
+        apply(cache.add_context(this));
     }
     ~fake_context() override {
         cache.remove_context(this);
@@ -128,11 +122,17 @@ struct fake_context : hx::context_link {
     uint32_t take_error() override { return 0; }
     void finish_observing() override {}
 
+    void apply(const std::vector<hx::table_change> & changes) {
+        for (const hx::table_change & c : changes) {
+            table[size_t(c.layer) * TABLE_SIZE + size_t(c.entry)] = c.slot;
+        }
+    }
+
     void run_step(bool aborts = false) {
         step++;
-        for (const hx::table_change & c : cache.begin_step(this, step)) {
-            table[size_t(c.layer) * N_EXPERT + size_t(c.expert)] = c.slot;
-        }
+        const hx::step_start start = cache.begin_step(this, step);
+        apply(start.changes);
+        share = start.share;
         if (step % 3 == 0) {  // a lane that is late sees the last step's selection: nothing may be written in this step for it
             const int32_t late = cache.layers.front()->config.device == device ? 0 : int32_t(cache.layers.size()) - 1;
             int32_t ids[TOP_K];
@@ -154,8 +154,9 @@ struct fake_context : hx::context_link {
             const int32_t n_tokens = 1 + int32_t(rng() % 2);
             for (int32_t i = 0; i < n_tokens * TOP_K; i++) {
                 ids[i] = int32_t((first + i % TOP_K * 3 + i / TOP_K) % N_EXPERT);
-                read(layer, ids[i], table[l * N_EXPERT + size_t(ids[i])]);
+                read(layer, ids[i], table[l * TABLE_SIZE + size_t(ids[i])]);
             }
+            cache.note_fetched(this, step, int32_t(l), fetch(layer, &table[l * TABLE_SIZE], ids, n_tokens * TOP_K));
             if (before >= 0) {
                 cache.layer_done(this, step, before);
             }
@@ -166,6 +167,32 @@ struct fake_context : hx::context_link {
             before = int32_t(l);
         }
         cache.end_step(this, nullptr);
+    }
+
+    // As dispatch and fetch do: some missed experts come into the open slots.
+    std::vector<int32_t> fetch(const hx::cache_layer & layer, const int32_t * slot_of, const int32_t * ids, int32_t n) {
+        std::vector<int32_t> missed;
+        for (int32_t i = 0; i < n; i++) {
+            if (slot_of[ids[i]] < 0 && std::find(missed.begin(), missed.end(), ids[i]) == missed.end()) {
+                missed.push_back(ids[i]);
+            }
+        }
+        std::vector<int32_t> fetched;
+        const int32_t * open = slot_of + N_EXPERT;
+        while (fetched.size() < share.fetches[missed.size()] && open[fetched.size()] >= 0) {
+            const int32_t slot = open[fetched.size()];
+            const int32_t expert = missed[fetched.size()];
+            for (const hx::slot_matrix & m : layer.matrices) {
+                memcpy(m.slots + size_t(slot) * m.expert_bytes, m.host + size_t(expert) * m.expert_bytes, m.expert_bytes);
+            }
+            fetched.push_back(expert);
+            read(layer, expert, slot);
+        }
+        fetches += long(fetched.size());
+        const hx::lane_time time = { step, uint32_t(500 + 1000 * fetched.size()), 0, uint32_t(fetched.size()) };
+        const int32_t cpu_rows = int32_t(missed.size() - fetched.size());
+        cache.add_lane_time(device, time, cpu_rows, 2000 * cpu_rows);
+        return fetched;
     }
 
     void read(const hx::cache_layer & layer, int32_t expert, int32_t slot) {
@@ -200,12 +227,14 @@ static void check_end(hx::hot_cache & cache, bool moved = true) {
     phx_cache_status status;
     std::vector<phx_cache_layer> rows(cache.layers.size());
     cache.get_status(&status, rows.data());
-    int64_t uploads = 0, evictions = 0;
+    int64_t uploads = 0, evictions = 0, kept = 0;
     for (const phx_cache_layer & row : rows) {
         uploads += row.uploads;
         evictions += row.evictions;
+        kept += row.kept;
     }
     require(!moved || (uploads > 20 && evictions > 20), "nothing moved");
+    require((kept > 20) == (moved && cache.config.max_fetches > 0 && !cache.config.deterministic && pinned), "fetched experts stay, or not");
 }
 
 static void one_context(phx_cache_config config, int n_steps) {
@@ -220,9 +249,11 @@ static void one_context(phx_cache_config config, int n_steps) {
 }
 
 // Several contexts on each device, status readers, a context that comes and goes, steps that are aborted.
-static void many_threads(int n_devices, int n_steps) {
+static void many_threads(int n_devices, int n_steps, int32_t max_fetches) {
     const weights w(4, n_devices);
-    hx::hot_cache cache(config_of(5, PHX_POLICY_LRU), w.layers.data(), int32_t(w.layers.size()));
+    phx_cache_config config = config_of(5, PHX_POLICY_LRU);
+    config.max_fetches = max_fetches;
+    hx::hot_cache cache(config, w.layers.data(), int32_t(w.layers.size()));
     std::atomic<bool> stop{ false };
     std::vector<std::thread> threads;
     for (int d = 0; d < n_devices; d++) {
@@ -262,7 +293,7 @@ static void many_threads(int n_devices, int n_steps) {
     }
     stop = true;
     reader.join();
-    check_end(cache, false);
+    require(cache.verify_slots() == 0, "slots differ from the host");
 }
 
 static void failures() {
@@ -295,7 +326,9 @@ static void failures() {
 
 static void set_residency() {
     const weights w(2, 1);
-    hx::hot_cache cache(config_of(6, PHX_POLICY_LRU), w.layers.data(), int32_t(w.layers.size()));
+    phx_cache_config config = config_of(6, PHX_POLICY_LRU);
+    config.max_fetches = 2;
+    hx::hot_cache cache(config, w.layers.data(), int32_t(w.layers.size()));
     fake_context context(cache, 0, 8);
     for (int round = 0; round < 20; round++) {
         context.run_step();
@@ -321,9 +354,22 @@ int main() {
     one_context(config, 200);
     pinned = false;
     one_context(config_of(5, PHX_POLICY_LRU), 200);
+    config = config_of(5, PHX_POLICY_LRU);
+    config.max_fetches = 2;
+    one_context(config, 200);
     pinned = true;
-    many_threads(1, 1500);
-    many_threads(2, 1500);
+    require(fetches == 0, "fetched without an open slot");
+    one_context(config, 400);
+    config.uploads_per_step = -1;
+    config.test_upload_delay_us = 300;
+    one_context(config, 200);
+    config.deterministic = 1;
+    one_context(config, 200);
+    for (const int32_t max_fetches : { 0, 2 }) {
+        many_threads(1, 1500, max_fetches);
+        many_threads(2, 1500, max_fetches);
+    }
+    require(fetches > 1000, "nothing was fetched");
     failures();
     set_residency();
     printf("ok %ld reads\n", reads.load());

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <map>
 #include <random>
+#include <set>
 #include <stdexcept>
 
 using hx::slot_table;
@@ -33,6 +34,7 @@ static int random_operations(unsigned seed) {
     slot_table table(n_expert, n_slots);
     std::map<int, int> published;  // slot -> expert
     std::map<int, int> loading;
+    std::set<int> open;
     uint64_t generation = table.generation();
     int done = 0;
     for (int i = 0; i < 400 && n_slots > 0; i++) {
@@ -45,9 +47,9 @@ static int random_operations(unsigned seed) {
             }
         }
         bool changes = false;
-        switch (rng() % 3) {
+        switch (rng() % 5) {
             case 0:
-                if (has_slot || loading.count(slot)) {
+                if (has_slot || loading.count(slot) || open.count(slot)) {
                     EXPECT(refuses([&] { table.begin_upload(slot, expert); }));
                 } else {
                     changes = published.erase(slot) > 0;
@@ -67,6 +69,27 @@ static int random_operations(unsigned seed) {
                     EXPECT(refuses([&] { table.publish(slot); }));
                 }
                 break;
+            case 2:
+                if (loading.count(slot)) {
+                    EXPECT(refuses([&] { table.open(slot); }));
+                } else {
+                    table.open(slot);
+                    changes = published.erase(slot) > 0;
+                    open.insert(slot);
+                    done++;
+                }
+                break;
+            case 3:
+                if (has_slot || !open.count(slot)) {
+                    EXPECT(refuses([&] { table.adopt(slot, expert); }));
+                } else {
+                    table.adopt(slot, expert);
+                    open.erase(slot);
+                    published[slot] = expert;
+                    changes = true;
+                    done++;
+                }
+                break;
             default:
                 if (loading.count(slot)) {
                     table.fail(slot);
@@ -81,6 +104,7 @@ static int random_operations(unsigned seed) {
         table.check();
         for (int s = 0; s < n_slots; s++) {
             EXPECT(table.expert_in(s) == (published.count(s) ? published[s] : slot_table::NONE));
+            EXPECT(table.is_open(s) == (open.count(s) > 0));
             EXPECT(table.loading_in(s) == (loading.count(s) ? loading[s] : slot_table::NONE));
         }
         for (int e = 0; e < n_expert; e++) {

@@ -10,7 +10,7 @@ import pytest
 
 from pyhotexperts import _ffi
 
-SOURCES = ("hot_cache", "hot_upload", "hot_status", "policy", "slots")
+SOURCES = ("hot_cache", "hot_upload", "hot_status", "lane_share", "policy", "slots")
 
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])

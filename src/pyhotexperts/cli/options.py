@@ -41,6 +41,7 @@ HOT_FLAGS = {
     "moe_hot_pp_bypass": "prefill_bypass",
     "moe_hot_policy": "policy",
     "moe_hot_uploads": "uploads_per_step",
+    "moe_hot_fetches": "fetches_per_step",
     "vram_budget": "vram_budget",
     "strict": "strict",
 }
@@ -262,6 +263,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     add_hot("--moe-hot-rebalance-interval", int, "N", "tokens between rebalances of the policy window; default: 60")
     add_hot("--moe-hot-pp-bypass", int, "N", "batches of N tokens or more stream the experts; default: 64")
     add_hot("--moe-hot-uploads", int, "N", "most experts to copy per layer and token, -1 = no limit; default: 2")
+    add_hot(
+        "--moe-hot-fetches", int, "N", "most missed experts that the GPU computes itself, per layer and token; 0 = off"
+    )
     add_hot("--strict", truth, None, "fail if the cache cannot be active as asked for", action="store_true")
 
 

@@ -67,6 +67,9 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
 inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
     return cudaSuccess;
 }
+inline cudaError_t cudaEventQuery(cudaEvent_t) {
+    return cudaSuccess;
+}
 inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
     return cudaSuccess;
 }
