@@ -2,8 +2,8 @@
 //
 //     cpu_lane THREADS PAGES    PAGES: 4k or huge
 //
-// Prints "reads GB/s" for plain reads, then "TYPE GB/s" for the lane on layers of Qwen3-30B-A3B's shape (8 rows at a time,
-// 128 experts in turn): the best of five passes each.
+// Prints "reads GB/s" for plain reads, then "TYPE/ROWS GB/s" for the lane on layers of Qwen3-30B-A3B's shape, which computes
+// so many rows of different experts at a time: the median of five passes over memory much larger than any cache.
 #include "cold_lane.h"
 
 #include "ggml-cpu.h"
@@ -21,7 +21,8 @@
 #include <vector>
 
 constexpr int64_t N_EMBD = 2048, N_FF = 768;
-constexpr int32_t N_EXPERT = 128, N_ROWS = 8;
+constexpr int32_t N_EXPERT = 128, MAX_ROWS = 8;
+constexpr size_t MEMORY = size_t(3) << 30;
 constexpr int PASSES = 5;
 constexpr size_t HUGE_PAGE = size_t(2) << 20;
 
@@ -38,21 +39,22 @@ static char * allocate(size_t n) {
     return p;
 }
 
-template <typename F> static double best_rate(size_t bytes, F && pass) {
-    double best = 0;
+template <typename F> static double median_rate(size_t bytes, F && pass) {
+    std::vector<double> rates;
     for (int i = 0; i < PASSES; i++) {
         const auto start = std::chrono::steady_clock::now();
         pass();
-        best = std::max(best, double(bytes) / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        rates.push_back(double(bytes) / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     }
-    return best / 1e9;
+    std::sort(rates.begin(), rates.end());
+    return rates[PASSES / 2] / 1e9;
 }
 
 static double plain_reads(int n_threads) {
-    const size_t n = size_t(1) << 30;
+    const size_t n = MEMORY;
     char * memory = allocate(n);
     memset(memory, 1, n);
-    const double rate = best_rate(n, [&] {
+    const double rate = median_rate(n, [&] {
         std::vector<std::thread> threads;
         for (int t = 0; t < n_threads; t++) {
             threads.emplace_back([=] {
@@ -99,24 +101,39 @@ static hx::expert_matrix random_matrix(ggml_type type, int64_t n_in, int64_t n_o
     return { data, type, n_in, n_out, N_EXPERT };
 }
 
-static double lane_rate(ggml_type type, hx::cold_lane & lane) {
-    const hx::cold_layer layer = { random_matrix(type, N_EMBD, N_FF), random_matrix(type, N_EMBD, N_FF), random_matrix(type, N_FF, N_EMBD) };
-    const std::vector<float> x(size_t(N_EMBD), 0.5f);
-    std::vector<float> out(size_t(N_EMBD * N_ROWS));
-    const size_t expert = 2 * ggml_row_size(type, N_EMBD) * size_t(N_FF) + ggml_row_size(type, N_FF) * size_t(N_EMBD);
-    const double rate = best_rate(expert * N_EXPERT, [&] {
-        for (int32_t e = 0; e < N_EXPERT; e += N_ROWS) {
-            hx::cold_row rows[N_ROWS];
-            for (int32_t r = 0; r < N_ROWS; r++) {
-                rows[r] = { 0, e + r };
+struct layers {
+    std::vector<hx::cold_layer> all;  // together as large as MEMORY
+    size_t expert_bytes;
+
+    explicit layers(ggml_type type) {
+        expert_bytes = 2 * ggml_row_size(type, N_EMBD) * size_t(N_FF) + ggml_row_size(type, N_FF) * size_t(N_EMBD);
+        for (size_t bytes = 0; bytes < MEMORY; bytes += expert_bytes * N_EXPERT) {
+            all.push_back({ random_matrix(type, N_EMBD, N_FF), random_matrix(type, N_EMBD, N_FF), random_matrix(type, N_FF, N_EMBD) });
+        }
+    }
+    ~layers() {
+        for (const hx::cold_layer & l : all) {
+            for (const hx::expert_matrix * m : { &l.gate, &l.up, &l.down }) {
+                free(const_cast<void *>(m->data));
             }
-            lane.run(layer, x.data(), 1, rows, N_ROWS, out.data());
+        }
+    }
+};
+
+static double lane_rate(const layers & l, int32_t n_rows, hx::cold_lane & lane) {
+    const std::vector<float> x(size_t(N_EMBD), 0.5f);
+    std::vector<float> out(size_t(N_EMBD * MAX_ROWS));
+    return median_rate(l.expert_bytes * N_EXPERT * l.all.size(), [&] {
+        for (int32_t e = 0; e < N_EXPERT; e += n_rows) {
+            for (const hx::cold_layer & layer : l.all) {
+                hx::cold_row rows[MAX_ROWS];
+                for (int32_t r = 0; r < n_rows; r++) {
+                    rows[r] = { 0, e + r };
+                }
+                lane.run(layer, x.data(), 1, rows, n_rows, out.data());
+            }
         }
     });
-    for (const hx::expert_matrix * m : { &layer.gate, &layer.up, &layer.down }) {
-        free(const_cast<void *>(m->data));
-    }
-    return rate;
 }
 
 int main(int argc, char ** argv) {
@@ -130,7 +147,10 @@ int main(int argc, char ** argv) {
     printf("reads %.2f\n", plain_reads(n_threads));
     hx::cold_lane lane(n_threads);
     for (const ggml_type type : { GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_MXFP4 }) {
-        printf("%s %.2f\n", ggml_type_name(type), lane_rate(type, lane));
+        const layers l(type);
+        for (const int32_t n_rows : { 1, 2, 4, 8 }) {
+            printf("%s/%d %.2f\n", ggml_type_name(type), n_rows, lane_rate(l, n_rows, lane));
+        }
     }
     return 0;
 }

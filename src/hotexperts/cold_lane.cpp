@@ -17,7 +17,9 @@ namespace hx {
 
 namespace {
 
-constexpr int64_t BLOCK_ROWS = 16;  // rows of a matrix that a thread takes at a time, as ggml does
+constexpr int64_t BLOCK_ROWS = 16;  // rows of gate, then of up, that a thread takes at a time
+constexpr int64_t PIECE = 256;      // activations that a thread converts at a time: a multiple of every block
+constexpr size_t AHEAD = 8192;      // bytes: the processor's own prefetching stops at each page's end
 constexpr auto SPIN_TIME = std::chrono::milliseconds(20);  // longer than one token's gap between two layers
 
 void pause() {
@@ -46,22 +48,28 @@ size_t converted_bytes(const expert_matrix & m) {
     return ggml_row_size(traits_of(m)->vec_dot_type, m.n_in);
 }
 
-// One row of activations, as the matrix's vec_dot wants it.
-void convert(const expert_matrix & m, const float * from, char * to) {
+// How many pieces a row of the matrix's activations is converted in.
+int64_t n_pieces(const expert_matrix & m) {
+    return (m.n_in + PIECE - 1) / PIECE;
+}
+
+// One piece of a row of activations, as the matrix's vec_dot wants it.
+void convert(const expert_matrix & m, int64_t piece, const float * row, char * to) {
     const ggml_type type = traits_of(m)->vec_dot_type;
+    const int64_t first = piece * PIECE;
+    const int64_t n = std::min(PIECE, m.n_in - first);
+    to += ggml_row_size(type, first);
     if (type == GGML_TYPE_F32) {
-        memcpy(to, from, size_t(m.n_in) * sizeof(float));
+        memcpy(to, row + first, size_t(n) * sizeof(float));
     } else {
-        ggml_get_type_traits_cpu(type)->from_float(from, to, m.n_in);
+        ggml_get_type_traits_cpu(type)->from_float(row + first, to, n);
     }
 }
 
-// Asks for as many bytes as a row has, two pages ahead: the processor's own prefetching stops at each page's end
-// (docs/design-notes.md). They may lie beyond the matrix: a prefetch never faults.
-void prefetch_ahead(const char * row, size_t bytes) {
-    const char * ahead = row + 8192;
+// Asks for these bytes, which may lie beyond the matrix: a prefetch never faults.
+void prefetch(const char * from, size_t bytes) {
     for (size_t b = 0; b < bytes; b += 64) {
-        __builtin_prefetch(ahead + b, /*for writing=*/0, /*locality=*/2);
+        __builtin_prefetch(from + b, /*for writing=*/0, /*locality=*/2);
     }
 }
 
@@ -70,7 +78,7 @@ void multiply(const expert_matrix & m, int32_t expert, int64_t first, int64_t n,
     const size_t row_bytes = m.row_bytes();
     const char * row = m.row(expert, first);
     for (int64_t i = 0; i < n; i++, row += row_bytes) {
-        prefetch_ahead(row, row_bytes);
+        prefetch(row + AHEAD, row_bytes);
         vec_dot(int(m.n_in), out + i, 0, row, 0, x, 0, 1);
     }
 }
@@ -164,47 +172,59 @@ void cold_lane::work(int thread) {
     const bool same_x = traits_of(l.up)->vec_dot_type == traits_of(l.gate)->vec_dot_type;
     const size_t up_bytes = converted_bytes(l.up);
     const char * x_up = same_x ? x_converted.data() : x_converted_up.data();
-    const int64_t n_in = l.gate.n_in;
     const int64_t n_ff = l.gate.n_out;
+    const int64_t n_out = l.down.n_out;
+    const span ff = share(n_ff * j.n_rows, thread, n_threads);
+    const span down = share(n_out * j.n_rows, thread, n_threads);
 
-    for (int32_t t = thread; t < j.n_tokens; t += n_threads) {
-        convert(l.gate, j.x + t * n_in, x_converted.data() + size_t(t) * x_bytes);
+    // what a thread reads first after each barrier is on its way before
+    if (ff.begin < ff.end) {
+        prefetch(l.gate.row(j.rows[ff.begin / n_ff].expert, ff.begin % n_ff), AHEAD);
+        prefetch(l.up.row(j.rows[ff.begin / n_ff].expert, ff.begin % n_ff), AHEAD);
+    }
+    const span x = share(j.n_tokens * n_pieces(l.gate), thread, n_threads);
+    for (int64_t i = x.begin; i < x.end; i++) {
+        const int64_t t = i / n_pieces(l.gate);
+        const int64_t piece = i % n_pieces(l.gate);
+        convert(l.gate, piece, j.x + t * l.gate.n_in, x_converted.data() + size_t(t) * x_bytes);
         if (!same_x) {
-            convert(l.up, j.x + t * n_in, x_converted_up.data() + size_t(t) * up_bytes);
+            convert(l.up, piece, j.x + t * l.gate.n_in, x_converted_up.data() + size_t(t) * up_bytes);
         }
     }
     barrier();
 
-    const int64_t ff_blocks = (n_ff + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    const span ff = share(ff_blocks * j.n_rows, thread, n_threads);
-    for (int64_t task = ff.begin; task < ff.end; task++) {
-        const int64_t r = task / ff_blocks;
-        const int64_t first = task % ff_blocks * BLOCK_ROWS;
-        const int64_t n = std::min(BLOCK_ROWS, n_ff - first);
+    for (int64_t i = ff.begin; i < ff.end;) {
+        const int64_t r = i / n_ff;
+        const int64_t first = i % n_ff;
+        const int64_t n = std::min({ BLOCK_ROWS, n_ff - first, ff.end - i });
         const cold_row & row = j.rows[r];
         float gate[BLOCK_ROWS];
         float up[BLOCK_ROWS];
         multiply(l.gate, row.expert, first, n, x_converted.data() + size_t(row.token) * x_bytes, gate);
         multiply(l.up, row.expert, first, n, x_up + size_t(row.token) * up_bytes, up);
-        for (int64_t i = 0; i < n; i++) {
-            hidden[size_t(r * n_ff + first + i)] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+        for (int64_t k = 0; k < n; k++) {
+            hidden[size_t(i + k)] = gate[k] / (1.0f + std::exp(-gate[k])) * up[k];
         }
+        i += n;
+    }
+    if (down.begin < down.end) {
+        prefetch(l.down.row(j.rows[down.begin / n_out].expert, down.begin % n_out), AHEAD);
     }
     barrier();
 
-    for (int32_t r = thread; r < j.n_rows; r += n_threads) {
-        convert(l.down, &hidden[size_t(r * n_ff)], h_converted.data() + size_t(r) * h_bytes);
+    const span h = share(j.n_rows * n_pieces(l.down), thread, n_threads);
+    for (int64_t i = h.begin; i < h.end; i++) {
+        const int64_t r = i / n_pieces(l.down);
+        convert(l.down, i % n_pieces(l.down), &hidden[size_t(r * n_ff)], h_converted.data() + size_t(r) * h_bytes);
     }
     barrier();
 
-    const int64_t n_out = l.down.n_out;
-    const int64_t out_blocks = (n_out + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    const span down = share(out_blocks * j.n_rows, thread, n_threads);
-    for (int64_t task = down.begin; task < down.end; task++) {
-        const int64_t r = task / out_blocks;
-        const int64_t first = task % out_blocks * BLOCK_ROWS;
-        const int64_t n = std::min(BLOCK_ROWS, n_out - first);
-        multiply(l.down, j.rows[r].expert, first, n, h_converted.data() + size_t(r) * h_bytes, j.out + r * n_out + first);
+    for (int64_t i = down.begin; i < down.end;) {
+        const int64_t r = i / n_out;
+        const int64_t first = i % n_out;
+        const int64_t n = std::min(n_out - first, down.end - i);
+        multiply(l.down, j.rows[r].expert, first, n, h_converted.data() + size_t(r) * h_bytes, j.out + i);
+        i += n;
     }
     barrier();
 }
