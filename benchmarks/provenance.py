@@ -29,6 +29,12 @@ def processor() -> str:
     return platform.processor()
 
 
+def program() -> str:
+    """The script that runs, as seen from the repository."""
+    path = Path(sys.argv[0]).resolve()
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
 def provenance() -> dict[str, Any]:
     """Fields for a result."""
     build = _ffi.build_info()
@@ -37,7 +43,7 @@ def provenance() -> dict[str, Any]:
         given = given[: given.index("--in-process")]
     return {
         "commit": commit(),
-        "command": "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *given]),
+        "command": " ".join(["python", program(), *given]),
         "processor": processor(),
         "cpus": os.cpu_count(),
         "gpu": [d.description for d in phx.devices() if d.is_gpu],
