@@ -26,8 +26,8 @@ ARCHITECTURES = {
 LANES = {"llama", "qwen2moe", "olmoe", "deepseek", "grovemoe"}
 
 
-def write(path: Path, architecture: str, expert_type: Type = Type.Q8_0) -> Path:
-    """Write a model of the architecture."""
+def write(path: Path, architecture: str, expert_type: Type = Type.Q8_0, exact: bool = False) -> Path:
+    """Write a model of the architecture; exact: the experts as F32, with the values that their type gives them."""
     rng = np.random.default_rng(3)
     w = gguf.GGUFWriter(path, architecture)
 
@@ -36,7 +36,11 @@ def write(path: Path, architecture: str, expert_type: Type = Type.Q8_0) -> Path:
         if type == Type.F32:
             w.add_tensor(name, values)
         else:
-            w.add_tensor(name, gguf.quants.quantize(values, type), raw_dtype=type)
+            quantised = gguf.quants.quantize(values, type)
+            if exact:
+                w.add_tensor(name, gguf.quants.dequantize(quantised, type))
+            else:
+                w.add_tensor(name, quantised, raw_dtype=type)
 
     def ones(name: str, *shape: int) -> None:
         w.add_tensor(name, np.ones(shape, np.float32))

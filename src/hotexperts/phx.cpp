@@ -3,6 +3,7 @@
 
 #include "ggml-backend.h"
 #include "llama-ext.h"
+#include "llama-model.h"
 
 #include <algorithm>
 #include <array>
@@ -91,6 +92,26 @@ void require_token(const phx_model * model, int32_t token) {
     }
 }
 
+bool lies_in_ram(const ggml_tensor * tensor) {
+    ggml_backend_buffer_type_t buft = ggml_backend_buffer_get_type(tensor->buffer);
+    ggml_backend_dev_t device = ggml_backend_buft_get_device(buft);
+    return ggml_backend_buft_is_host(buft) || phx::hot_device(buft) >= 0 ||
+           (device && ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU);
+}
+
+// Second sets of experts ("chexps"), which several experts share, are not counted: they are no routed experts.
+void count_expert_bytes(const llama_model * model, phx_model_info & info) {
+    const std::string suffix = "_exps.weight";
+    for (const auto & [name, tensor] : llama_internal_get_tensor_map(model)) {
+        if (name.size() < suffix.size() || name.compare(name.size() - suffix.size(), suffix.size(), suffix) != 0) {
+            continue;
+        }
+        const uint64_t bytes = uint64_t(tensor->nb[2]) * uint64_t(info.n_expert_used);
+        info.expert_bytes += bytes;
+        info.expert_bytes_in_ram += lies_in_ram(tensor) ? bytes : 0;
+    }
+}
+
 // Forgets what a decode that failed has stored. Recurrent states cannot go back: such a context becomes empty.
 void roll_back(phx_context * ctx) {
     llama_memory_t memory = llama_get_memory(ctx->llama);
@@ -174,8 +195,12 @@ llama_model_params to_llama(const char * path, phx_model_params params, model_ov
     }
     llama_model_params result = llama_model_default_params();
     result.n_gpu_layers = params.n_gpu_layers;
+    // Upstream prefers pinned memory to the CPU's own forms of weights, unless it may not use any.
+    result.no_host = params.load_mode == PHX_LOAD_REPACK;
+    require(!(result.no_host && params.hot_experts), "hot experts are copied to the GPU: their weights cannot be repacked for the CPU");
     switch (params.load_mode) {
         case PHX_LOAD_MMAP: result.load_mode = LLAMA_LOAD_MODE_MMAP; break;
+        case PHX_LOAD_REPACK:
         case PHX_LOAD_COPY: result.load_mode = LLAMA_LOAD_MODE_NONE; break;
         case PHX_LOAD_DIRECT_IO: result.load_mode = LLAMA_LOAD_MODE_DIRECT_IO; break;
         default: throw error(PHX_ERR_INVALID, "unknown load mode");
@@ -277,6 +302,7 @@ int phx_model_get_info(const phx_model * model, phx_model_info * out) {
         const std::string key = std::string(info.architecture) + ".expert_used_count";
         phx_model_meta(model, key.c_str(), value, sizeof(value));
         info.n_expert_used = atoi(value);
+        count_expert_bytes(model->llama, info);
         info.has_vocab = model->has_vocab();
         info.has_decoder = llama_model_has_decoder(model->llama);
         info.has_encoder = llama_model_has_encoder(model->llama);

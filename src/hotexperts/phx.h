@@ -66,7 +66,12 @@ PHX_API int phx_device_get(int32_t index, phx_device * out);
 
 // ---------------------------------------------------------------- model
 
-enum phx_load_mode { PHX_LOAD_MMAP = 0, PHX_LOAD_COPY = 1, PHX_LOAD_DIRECT_IO = 2 };
+enum phx_load_mode {
+    PHX_LOAD_MMAP = 0,
+    PHX_LOAD_COPY = 1,
+    PHX_LOAD_DIRECT_IO = 2,
+    PHX_LOAD_REPACK = 3       // as PHX_LOAD_COPY, and what the CPU computes in the forms of its fastest kernels, not pinned
+};
 
 typedef struct {
     int32_t n_gpu_layers;   // layers in VRAM, -1 = all
@@ -91,6 +96,8 @@ typedef struct {
     int32_t n_ctx_train;    // tokens
     int32_t n_expert;       // routed experts per layer, 0 = dense model
     int32_t n_expert_used;  // selected per token
+    uint64_t expert_bytes;  // of the routed experts' weights that one token uses
+    uint64_t expert_bytes_in_ram;  // those of them that lie in RAM, in use by the CPU or by the cache
     int32_t has_vocab;      // 0: the file has no tokenizer, only token ids can be used
     int32_t has_decoder;
     int32_t has_encoder;
@@ -203,6 +210,7 @@ typedef struct {
     char name[64];          // device name, as in phx_device
     int32_t is_gpu;
     uint64_t model;         // bytes of weights
+    uint64_t repacked;      // those of them in the forms of the CPU's fastest kernels
     uint64_t context;       // bytes of KV cache and recurrent state
     uint64_t compute;       // bytes of the largest graph's buffers, with hot_experts those of the staged path too
     int32_t n_expert;       // most experts of a layer of the cache, 0 = none

@@ -179,6 +179,7 @@ int phx_memory_plan(const char * path, const phx_model_params * model_params, co
             }
             if (i < devices.size()) {
                 out[i].model += bytes.model;
+                out[i].repacked += !out[i].is_gpu && !ggml_backend_buft_is_host(buft) ? bytes.model : 0;
                 out[i].context += bytes.context;
                 out[i].compute += bytes.compute;
             }

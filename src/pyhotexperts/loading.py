@@ -139,6 +139,8 @@ def _model_info(info: Any) -> ModelInfo:
         n_ctx_train=info.n_ctx_train,
         n_expert=info.n_expert,
         n_expert_used=info.n_expert_used,
+        expert_bytes=info.expert_bytes,
+        expert_bytes_in_ram=info.expert_bytes_in_ram,
         has_vocab=bool(info.has_vocab),
         add_bos=bool(info.add_bos),
         token_bos=info.token_bos,

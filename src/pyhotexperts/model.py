@@ -67,7 +67,8 @@ class Model:
     load_mode
         "mmap" maps the file, which must not be changed or truncated meanwhile; "copy" reads it into memory (pinned when
         there is a GPU, which makes prompts with experts on the CPU much faster); "direct_io" reads it past the page
-        cache.
+        cache; "repack" reads it into memory and gives the weights that the CPU computes the form of its fastest kernels
+        (not pinned; without a GPU every mode does so), for `cpu_experts()` and `layers(n)`.
     progress
         Called with the loaded fraction, 0..1; True = a bar on stderr, False = nothing, None = a bar if stderr is a
         terminal. An exception that it raises stops the load.

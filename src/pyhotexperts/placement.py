@@ -40,7 +40,12 @@ BY_NAME: dict[str, Callable[[], Offload]] = {
     "hot_experts": hot_experts,
 }
 
-LOAD_MODES = {"mmap": "PHX_LOAD_MMAP", "copy": "PHX_LOAD_COPY", "direct_io": "PHX_LOAD_DIRECT_IO"}
+LOAD_MODES = {
+    "mmap": "PHX_LOAD_MMAP",
+    "copy": "PHX_LOAD_COPY",
+    "direct_io": "PHX_LOAD_DIRECT_IO",
+    "repack": "PHX_LOAD_REPACK",
+}
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,7 @@ def plan(request: LoadRequest, offload: Offload) -> tuple[DeviceMemory, ...]:
             compute=r.compute,
             slot=r.slot,
             n_expert=r.n_expert,
+            repacked=r.repacked,
             free=r.memory_free if r.is_gpu else machine.available_ram() or r.memory_free,
             total=r.memory_total,
         )
@@ -154,8 +160,10 @@ def decide(request: LoadRequest, offload: Offload | str, n_gpu_layers_given: boo
 
     Raises
     ------
+    ConfigError
+        If weights are to be repacked for the CPU in a mode that gives the GPU the work.
     UnavailableError
-        If a mode that needs a GPU is asked for where there is none.
+        If a mode that needs a GPU is asked for where there is none, or nothing of the model can be repacked.
     OutOfMemoryError
         If VRAM or RAM cannot hold what the mode needs.
     """
@@ -165,6 +173,11 @@ def decide(request: LoadRequest, offload: Offload | str, n_gpu_layers_given: boo
     if offload != "auto" and not isinstance(offload, CpuExperts | Layers | FullGpu | HotExperts):
         raise ConfigError(
             f'offload must be "auto", cpu_experts(), layers(n), full_gpu(), hot_experts(...) or a name, not {offload!r}'
+        )
+    if request.load_mode == "repack" and (isinstance(offload, HotExperts | FullGpu) or (gpu and offload == "auto")):
+        raise ConfigError(
+            f"load_mode='repack' is for experts that the CPU computes, not for offload={offload!s}: "
+            "take cpu_experts() or layers(n), or another load mode"
         )
     if isinstance(offload, str):
         placement = _automatic(request, gpu, n_gpu_layers_given, cache=hot_experts())
@@ -180,8 +193,18 @@ def decide(request: LoadRequest, offload: Offload | str, n_gpu_layers_given: boo
                 "Without a GPU leave the mode out, or take cpu_experts() (-cmoe)"
             )
         placement = Placement(request, offload, plan(request, offload), "as asked for")
+    if request.load_mode == "repack" and not repacked(placement.memory):
+        raise UnavailableError(
+            f"load_mode='repack': this processor's kernels have no form of their own for the weights of {request.path} "
+            "that are in RAM: take load_mode='copy'"
+        )
     _check_memory(placement)
     return placement
+
+
+def repacked(memory: tuple[DeviceMemory, ...]) -> int:
+    """Bytes of weights in the forms of the CPU's fastest kernels."""
+    return sum(m.repacked for m in memory)
 
 
 def _automatic(request: LoadRequest, gpu: bool, n_gpu_layers_given: bool, cache: HotExperts | None) -> Placement:
@@ -286,7 +309,7 @@ def _check_memory(placement: Placement) -> None:
             advice = "take cpu_experts() or more layers in layers(n), a smaller n_ctx or n_ubatch, or type_k='q8_0'"
         else:
             mapped = placement.request.load_mode == "mmap"  # the page cache may drop mapped weights
-            needed = m.needed - (m.model if mapped else 0)
+            needed = m.needed - (m.model - m.repacked if mapped else 0)
             free = machine.available_ram() or needed
             what = "RAM"
             advice = "take a smaller n_ctx or n_ubatch" + ("" if mapped else ", or load_mode='mmap'")

@@ -154,6 +154,8 @@ class ModelInfo:
     n_ctx_train: int  # tokens
     n_expert: int  # routed experts per layer, 0 = dense model
     n_expert_used: int  # selected per token
+    expert_bytes: int  # of the routed experts' weights that one token uses
+    expert_bytes_in_ram: int  # those of them that lie in RAM, in use by the CPU or by the cache
     has_vocab: bool
     add_bos: bool
     token_bos: int  # -1 = none
@@ -174,6 +176,7 @@ class DeviceMemory:
     slot: int = 0  # one expert slot in every layer of the cache on this device
     n_expert: int = 0  # most experts of such a layer
     n_slots: int = 0  # per layer
+    repacked: int = 0  # of `model`: weights in the forms of the CPU's fastest kernels
 
     @property
     def slots(self) -> int:
