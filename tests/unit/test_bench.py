@@ -14,7 +14,7 @@ import pytest
 
 import pyhotexperts as phx
 from pyhotexperts import placement
-from pyhotexperts.bench import output, plot, runner, summary
+from pyhotexperts.bench import bound, output, plot, runner, summary
 from pyhotexperts.bench.config import COLD_TOKENS, Mode, Run
 from pyhotexperts.results import DeviceMemory
 
@@ -28,10 +28,14 @@ def result(run: Run, step: float = 0.01, vram: int = 0, **more: Any) -> dict[str
         "model_size": 1,
         "model_n_params": 1,
         "n_gpu_layers": -1,
+        "expert_bytes_in_ram": 480_000_000,
         "load_seconds": 1.0,
         "prompt_seconds": 0.5,
         "steps_seconds": [step * 2] * min(run.n_gen, COLD_TOKENS) + [step] * max(0, run.n_gen - COLD_TOKENS),
         "vram_peak": vram,
+        "slots": None,
+        "policy": None,
+        "cache": {},
         **more,
     }
 
@@ -42,23 +46,33 @@ class FakeGpu:
     def __init__(self, slot: int = 10 * MIB, extra: int = 0) -> None:
         self.slot = slot
         self.extra = extra  # VRAM that hot experts take beside the plan
+        self.repacked = 0
         self.runs: list[Run] = []
 
     def plan(self, request: object, offload: phx.Offload) -> tuple[DeviceMemory, ...]:
         n_cpu = offload.n_cpu_moe if offload.n_cpu_moe >= 0 else 48
         needed = (100 + 50 * max(0, 48 - n_cpu)) * MIB
         slot = self.slot if isinstance(offload, phx.HotExperts) else 0
-        return (DeviceMemory("CUDA0", True, needed, 0, 0, 8192 * MIB, 8192 * MIB, slot, 128 if slot else 0),)
+        n_expert = 128 if slot else 0
+        return (
+            DeviceMemory("CUDA0", True, needed, 0, 0, 8192 * MIB, 8192 * MIB, slot, n_expert),
+            DeviceMemory("CPU", False, 0, 0, 0, 8192 * MIB, 8192 * MIB, repacked=self.repacked),
+        )
 
     def execute(self, run: Run) -> dict[str, Any]:
         self.runs.append(run)
         if run.mode.name == "hot_experts":
-            return result(
-                run, 0.004, 100 * MIB + run.mode.value * self.slot + self.extra, slots=run.mode.value, hit_rate=0.5
-            )
+            vram = 100 * MIB + run.mode.value * self.slot + self.extra
+            cache = {"cold": {"hit_rate": 0.25}, "warm": {"hit_rate": 0.5}}
+            return result(run, 0.004, vram, slots=run.mode.value, policy="decay", cache=cache)
+        if run.mode.name == "full_gpu":
+            return result(run, 0.002, 2500 * MIB, expert_bytes_in_ram=0)
         if run.mode.name == "layers":
-            return result(run, 0.009, (100 + 50 * (48 - run.mode.value)) * MIB)
+            bytes_in_ram = run.mode.value * 10_000_000
+            return result(run, 0.009, (100 + 50 * (48 - run.mode.value)) * MIB, expert_bytes_in_ram=bytes_in_ram)
         step = {("mmap", 1): 0.02, ("mmap", 2): 0.015, ("copy", 1): 0.012, ("copy", 2): 0.01}
+        if run.load_mode == "repack":  # generates fastest, and reads prompts slowly
+            return result(run, 0.0095, 100 * MIB, prompt_seconds=5.0)
         return result(run, step[run.load_mode, run.n_threads], 100 * MIB)
 
 
@@ -158,7 +172,7 @@ def test_an_interrupt_keeps_what_has_finished(gpu: FakeGpu) -> None:
 def rows(gpu: FakeGpu) -> list[summary.Row]:
     benchmark = runner.Benchmark(options("cpu_experts", Mode("layers", 40), "hot_experts"), gpu.execute)
     benchmark.run()
-    return summary.rows(benchmark.outcome.measured, {r.label for r in benchmark.outcome.winners.values()})
+    return summary.rows(benchmark.outcome.measured, {r.label for r in benchmark.outcome.winners.values()}, 100.0)
 
 
 def test_rows_have_medians_and_ratios(rows: list[summary.Row]) -> None:
@@ -172,7 +186,104 @@ def test_rows_have_medians_and_ratios(rows: list[summary.Row]) -> None:
     assert hot["ratio_cpu_experts"] == pytest.approx(2.5)
     assert hot["ratio_layers"] == pytest.approx(2.25)
     assert hot["hit_rate"] == 0.5
+    assert best["hot_experts", "tg64 cold"]["hit_rate"] == 0.25
     assert best["cpu_experts", "pp64"]["ttft_ms"] == pytest.approx(520)
+
+
+def test_repacked_weights_are_a_variant_of_what_the_cpu_computes(gpu: FakeGpu) -> None:
+    gpu.repacked = 1
+    given = options(
+        "cpu_experts", "hot_experts", "full_gpu", load_modes=("copy", "repack"), threads=(2,), repetitions=1
+    )
+    benchmark = runner.Benchmark(given, gpu.execute)
+    benchmark.run()
+    assert {(r.mode.name, r.load_mode) for r in gpu.runs} == {
+        ("cpu_experts", "copy"),
+        ("cpu_experts", "repack"),
+        ("hot_experts", "copy"),
+        ("full_gpu", "copy"),
+    }
+    assert benchmark.outcome.winners["cpu_experts"].load_mode == "repack"
+    made = summary.rows(benchmark.outcome.measured, {r.label for r in benchmark.outcome.winners.values()})
+    hot = {row["test"]: row for row in made if row["slots"] and row["best"]}
+    assert hot["tg16 warm"]["ratio_cpu_experts"] == pytest.approx(0.0095 / 0.004)
+    assert hot["pp64"]["ratio_cpu_experts"] == pytest.approx(1)  # of copy, which reads prompts faster
+
+
+def test_repacking_is_left_out_where_nothing_can_be_repacked(gpu: FakeGpu) -> None:
+    runner.Benchmark(options("cpu_experts", load_modes=("copy", "repack"), repetitions=1), gpu.execute).run()
+    assert {r.load_mode for r in gpu.runs} == {"copy"}
+
+
+def machine_file(folder: Path, **parts: dict[str, float]) -> str:
+    path = folder / "machine.jsonl"
+    lines = [{"part": "reads", "gb_per_second": {"1": 500.0}}]
+    lines.append({"part": "reads_and_dma", **{f"{name}_gb_per_second": rates for name, rates in parts.items()}})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_the_bound_is_the_gpu_part_and_the_cold_bytes(gpu: FakeGpu, tmp_path: Path) -> None:
+    bandwidth = bound.cold_bandwidth(
+        machine_file(tmp_path, reads={"1": 20, "8": 70, "16": 65}, dma={"1": 50, "8": 50, "16": 20})
+    )
+    assert bandwidth == 120
+    benchmark = runner.Benchmark(
+        options("cpu_experts", Mode("layers", 24), Mode("hot_experts", 8), "full_gpu"), gpu.execute
+    )
+    benchmark.run()
+    winners = {r.label for r in benchmark.outcome.winners.values()}
+    made = summary.rows(benchmark.outcome.measured, winners, bandwidth)
+    hot = {row["test"]: row for row in made if row["slots"] and row["best"]}
+    warm, cold = hot["tg16 warm"], hot["tg64 cold"]
+    assert (warm["cold_bytes_per_token"], cold["cold_bytes_per_token"]) == (240_000_000, 360_000_000)
+    assert (warm["bound_gpu_ms"], warm["bound_gpu_from"]) == (pytest.approx(2), "full_gpu")
+    assert warm["bound_ms"] == pytest.approx(2 + 240 / 120)
+    assert warm["over_bound"] == pytest.approx(4 / 4)
+    assert cold["bound_ms"] == pytest.approx(4 + 360 / 120)  # of the cold tokens of full_gpu, which take twice as long
+    assert cold["over_bound"] == pytest.approx(8 / 7)
+    assert hot["pp64"]["bound_ms"] is None
+    assert {row["over_bound"] for row in made if not row["slots"]} == {None}
+    assert "/ bound" in output.markdown(made)
+    without = summary.rows(benchmark.outcome.measured, winners)
+    assert {row["bound_ms"] for row in without} == {row["over_bound"] for row in without} == {None}
+    assert "bound" not in output.markdown(without)
+
+
+def test_the_gpu_part_is_predicted_from_the_layers_if_the_model_does_not_fit(gpu: FakeGpu) -> None:
+    def predicted(*modes: Mode | str) -> tuple[float | None, str | None]:
+        benchmark = runner.Benchmark(options(*modes, threads=(2,), load_modes=("copy",), repetitions=1), gpu.execute)
+        benchmark.run()
+        made = summary.rows(benchmark.outcome.measured, {r.label for r in benchmark.outcome.winners.values()}, 100.0)
+        return next(
+            (row["bound_gpu_ms"], row["bound_gpu_from"]) for row in made if row["test"] == "tg16 warm" and row["slots"]
+        )
+
+    hot = Mode("hot_experts", 8)
+    # 10 ms with 48 layers' experts in RAM, 9 ms with those of 40 of them: 4 ms with none
+    assert predicted("cpu_experts", Mode("layers", 40), hot) == (pytest.approx(4), "layers")
+    assert predicted("cpu_experts", hot) == (None, None)
+    assert predicted(Mode("layers", 40), hot) == (None, None)
+    # 10 ms, and 9 ms with 47: no time is left for the GPU
+    assert predicted("cpu_experts", Mode("layers", 47), hot) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot read the machine's figures"),
+        ("no JSON", "is not what benchmarks/microbench/machine.py prints"),
+        ("[1]", "is not what benchmarks/microbench/machine.py prints"),
+        ('{"part": "reads_and_dma"}', "is not what benchmarks/microbench/machine.py prints"),
+        ('{"part": "dma"}', "has no line of the part reads_and_dma"),
+    ],
+)
+def test_a_file_without_the_machines_figures_is_refused(text: str | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "machine.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(phx.ConfigError, match=message):
+        bound.cold_bandwidth(str(path))
 
 
 def as_text(value: Any) -> str:

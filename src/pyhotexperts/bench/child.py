@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 import pyhotexperts as phx
-from pyhotexperts.bench.config import COLD_TOKENS, SEGMENT, Run, read_text
+from pyhotexperts.bench.config import PARTS, SEGMENT, Run, read_text
 from pyhotexperts.errors import ConfigError, PyHotExpertsError
 
 
@@ -40,15 +40,23 @@ def tokens_of(run: Run, model: phx.Model) -> tuple[list[int], list[int]]:
     return [ids[(elsewhere + i) % len(ids)] for i in range(n_warm)], ids[start : start + n_own]
 
 
+def generate(model: phx.Model, tokens: list[int]) -> tuple[list[float], dict[str, Any]]:
+    """Seconds of each token, and what the hot-expert cache did meanwhile."""
+    has_cache = model.cache.status.active
+    if has_cache:
+        model.cache.reset_stats()
+    steps = []
+    for token in tokens:
+        mark = time.perf_counter()
+        model.eval([token])
+        steps.append(time.perf_counter() - mark)
+    return steps, cache_figures(model, len(tokens)) if has_cache else {}
+
+
 def cache_figures(model: phx.Model, n_gen: int) -> dict[str, Any]:
     """What the hot-expert cache did while tokens were generated."""
     status = model.cache.status
-    if not status.active:
-        return {}
     return {
-        "slots": status.slots,
-        "policy": status.policy,
-        "pinned": status.pinned,
         "hit_rate": status.hit_rate,
         "uploads_per_token": float(status.uploads.sum()) / n_gen,
         "cpu_lane_ms_per_token": 1e3 * float(status.cpu_seconds.sum()) / n_gen,
@@ -78,26 +86,29 @@ def measure(run: Run) -> dict[str, Any]:
             model.eval(own[run.n_depth : run.n_depth + run.n_prompt])
         prompt_seconds = time.perf_counter() - mark
         peak = max(peak, vram_used())
-        if model.cache.status.active:
-            model.cache.reset_stats()
-        steps = []
-        for token in own[run.n_depth + run.n_prompt :]:
-            mark = time.perf_counter()
-            model.eval([token])
-            steps.append(time.perf_counter() - mark)
+        steps, cache = [], {}
+        for name, part in PARTS.items():
+            tokens = own[run.n_depth + run.n_prompt :][part]
+            if tokens:
+                seconds, cache[name] = generate(model, tokens)
+                steps += seconds
         peak = max(peak, vram_used())
+        status = model.cache.status
         return {
             "model_type": model.info.description,
             "model_size": model.info.size,
             "model_n_params": model.info.n_params,
+            "expert_bytes_in_ram": model.info.expert_bytes_in_ram,
             "n_gpu_layers": model.n_gpu_layers,
             "load_seconds": load_seconds,
             "prompt_seconds": prompt_seconds,
             "steps_seconds": steps,
-            "cold_seconds": sum(steps[:COLD_TOKENS]),
             "vram_peak": peak - before,
             "vram_planned": sum(m.needed for m in model.memory if m.is_gpu),
-            **(cache_figures(model, len(steps)) if steps else {}),
+            "slots": status.slots if status.active else None,
+            "policy": status.policy if status.active else None,
+            "pinned": status.pinned,
+            "cache": cache,
         }
 
 

@@ -12,6 +12,7 @@ from pyhotexperts.errors import ConfigError
 
 SEGMENT = 1024  # consecutive ids that belong together in a geometry model (benchmarks/make_model.py)
 COLD_TOKENS = 64  # generated tokens that count as cold
+PARTS = {"cold": slice(None, COLD_TOKENS), "warm": slice(COLD_TOKENS, None)}  # of the generated tokens
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ SHOWN: dict[str, tuple[str, Callable[[Any], str]]] = {  # of the table: field ->
     "hit_rate": ("hits", lambda v: f"{v:.0%}"),
     "ratio_cpu_experts": ("/ cpu_experts", lambda v: f"{v:.2f}"),
     "ratio_layers": ("/ layers", lambda v: f"{v:.2f}"),
+    "bound_ms": ("bound ms", lambda v: f"{v:.1f}"),
+    "over_bound": ("/ bound", lambda v: f"{v:.2f}"),
     "best": ("best of mode", lambda v: "yes" if v else ""),
 }
 

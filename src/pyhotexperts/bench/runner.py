@@ -105,19 +105,31 @@ class Benchmark:
     def _variants(self, mode: Mode | str, budget: int | None) -> list[Run]:
         name = mode if isinstance(mode, str) else mode.name
         threads, load_modes = self.options.threads, self.options.load_modes
+        if name in ("hot_experts", "full_gpu"):  # the CPU's own forms of weights are of no use to the GPU
+            load_modes = tuple(lm for lm in load_modes if lm != "repack") or ("mmap",)
         if name == "full_gpu":  # neither matters there
             threads, load_modes = threads[:1], load_modes[:1]
         base = replace(self.options.base, vram_budget=budget)
         runs = [replace(base, n_threads=t, load_mode=lm) for t in threads for lm in load_modes]
         if isinstance(mode, Mode):
-            return [replace(run, mode=mode) for run in runs]
+            return self._possible([replace(run, mode=mode) for run in runs])
         if mode == "full_gpu" and not self._fits(replace(runs[0], mode=Mode("full_gpu"))):
             self._report("full_gpu: the model does not fit, left out")
             return []
         if mode == "layers":
             value = self._layers_in_budget(runs[0])
-            return [replace(run, mode=Mode("layers", value)) for run in runs]
-        return [replace(run, mode=Mode(name)) for run in runs]
+            return self._possible([replace(run, mode=Mode("layers", value)) for run in runs])
+        return self._possible([replace(run, mode=Mode(name)) for run in runs])
+
+    def _possible(self, runs: list[Run]) -> list[Run]:
+        """All but those that repack weights, if nothing of the model can be repacked and there are others."""
+        repacking = [run for run in runs if run.load_mode == "repack"]
+        if len(repacking) in (0, len(runs)):
+            return runs
+        if placement.repacked(placement.plan(_request(repacking[0]), repacking[0].mode.offload())):
+            return runs
+        self._report(f"{repacking[0].mode}: nothing can be repacked for this processor, left out")
+        return [run for run in runs if run.load_mode != "repack"]
 
     def _fits(self, run: Run) -> bool:
         return placement.fits_gpu(placement.plan(_request(run), run.mode.offload()))

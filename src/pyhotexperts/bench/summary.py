@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pyhotexperts import __version__, _ffi, machine
+from pyhotexperts.bench import bound
 from pyhotexperts.bench.child import percentile, spread
-from pyhotexperts.bench.config import COLD_TOKENS, Run
+from pyhotexperts.bench.config import PARTS, Run
 
 Row = dict[str, Any]
 Measured = tuple[Run, dict[str, Any]]
@@ -34,8 +35,18 @@ def build_facts() -> Row:
     }
 
 
-def rows(measured: list[Measured], winners: set[str]) -> list[Row]:
-    """Rows of all configurations in the order of their first measurement; winners: labels of the best of each mode."""
+def rows(measured: list[Measured], winners: set[str], gb_per_second: float | None = None) -> list[Row]:
+    """Rows of all configurations in the order of their first measurement.
+
+    Parameters
+    ----------
+    measured
+        Runs and what their processes returned.
+    winners
+        Labels of the best configuration of each mode.
+    gb_per_second
+        The machine's bandwidth for experts that are in no slot, None = unknown (see `bound`).
+    """
     groups: dict[str, list[Measured]] = {}
     for run, result in measured:
         groups.setdefault(run.label, []).append((run, result))
@@ -46,20 +57,25 @@ def rows(measured: list[Measured], winners: set[str]) -> list[Row]:
     for row in made:
         row["ratio_cpu_experts"] = _ratio(row, made, "cpu_experts")
         row["ratio_layers"] = _ratio(row, made, "layers")
+    bound.add(made, gb_per_second)
     return made
 
 
 def _ratio(row: Row, all_rows: list[Row], mode: str) -> float | None:
-    """The row's speed over that of the best configuration of a mode, in the same test."""
-    speeds = [
-        other["median_ts"]
+    """The row's speed over that of a mode in the same test: with the load mode and threads that are best in this test.
+
+    They may be others for the prompt than those that generate fastest and are repeated.
+    """
+    same = [
+        other
         for other in all_rows
-        if other["best"]
-        and other["offload_mode"].split(":")[0] == mode
+        if other["offload_mode"].split(":")[0] == mode
         and other["test"] == row["test"]
         and other["vram_budget_mib"] in (None, row["vram_budget_mib"])
     ]
-    return row["median_ts"] / speeds[0] if speeds and speeds[0] else None
+    chosen = next((other["offload_mode"] for other in same if other["best"]), None)
+    speeds = [other["median_ts"] for other in same if other["offload_mode"] == chosen]
+    return row["median_ts"] / max(speeds) if speeds and max(speeds) else None
 
 
 def _rows(group: list[Measured]) -> list[Row]:
@@ -70,6 +86,7 @@ def _rows(group: list[Measured]) -> list[Row]:
         "model_type": first["model_type"],
         "model_size": first["model_size"],
         "model_n_params": first["model_n_params"],
+        "expert_bytes_in_ram": first["expert_bytes_in_ram"],
         "offload_mode": str(run.mode),
         "load_mode": run.load_mode,
         "n_batch": run.n_batch,
@@ -85,8 +102,8 @@ def _rows(group: list[Measured]) -> list[Row]:
         "vram_budget_mib": None if run.vram_budget is None else run.vram_budget >> 20,
         "vram_peak_mib": round(max(r["vram_peak"] for _, r in group) / 2**20),
         "load_seconds": statistics.median(r["load_seconds"] for _, r in group),
-        "slots": first.get("slots"),
-        "policy": first.get("policy"),
+        "slots": first["slots"],
+        "policy": first["policy"],
     }
     made = []
     if run.n_prompt:
@@ -107,8 +124,7 @@ def _rows(group: list[Measured]) -> list[Row]:
                 "uploads_per_token": None,
             }
         )
-    parts = [("cold", slice(None, COLD_TOKENS), False), ("warm", slice(COLD_TOKENS, None), True)]
-    for name, part, warm in parts:
+    for name, part in PARTS.items():
         steps = [r["steps_seconds"][part] for _, r in group]
         if not steps[0]:
             continue
@@ -119,20 +135,20 @@ def _rows(group: list[Measured]) -> list[Row]:
                 "test": f"tg{len(steps[0])} {name}",
                 "n_prompt": 0,
                 "n_gen": len(steps[0]),
-                "warm": warm,
+                "warm": name == "warm",
                 **_speed(len(steps[0]), [sum(one) for one in steps]),
                 "ttft_ms": None,
                 "p50_ms": 1e3 * percentile(all_steps, 0.5),
                 "p95_ms": 1e3 * percentile(all_steps, 0.95),
-                "hit_rate": _median_of(group, "hit_rate"),
-                "uploads_per_token": _median_of(group, "uploads_per_token"),
+                "hit_rate": _median_of(group, name, "hit_rate"),
+                "uploads_per_token": _median_of(group, name, "uploads_per_token"),
             }
         )
     return made
 
 
-def _median_of(group: list[Measured], name: str) -> float | None:
-    values = [r[name] for _, r in group if name in r]
+def _median_of(group: list[Measured], part: str, name: str) -> float | None:
+    values = [r["cache"][part][name] for _, r in group if name in r["cache"].get(part, {})]
     return statistics.median(values) if values else None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from pyhotexperts import loading, machine
-from pyhotexperts.bench import config, output, plot, runner, summary
+from pyhotexperts.bench import bound, config, output, plot, runner, summary
 from pyhotexperts.bench.config import Mode, Run
 from pyhotexperts.errors import ConfigError, PyHotExpertsError
 from pyhotexperts.model import kv_types
@@ -53,7 +53,13 @@ def add_parser(commands: Any) -> None:
     g.add_argument("--consecutive", action="store_true", help="consecutive token ids, for geometry models")
     g = parser.add_argument_group("how")
     g.add_argument("-t", "--threads", type=int, nargs="+", metavar="N", help="CPU threads, each is tried")
-    g.add_argument("-lm", "--load-mode", nargs="+", metavar="MODE", help="mmap, copy, direct_io, each is tried")
+    g.add_argument(
+        "-lm",
+        "--load-mode",
+        nargs="+",
+        metavar="MODE",
+        help="mmap, copy, direct_io, repack (experts on the CPU only); each is tried",
+    )
     g.add_argument("-b", "--batch-size", type=int, default=2048, metavar="N", help="default: 2048")
     g.add_argument("-ub", "--ubatch-size", type=int, default=512, metavar="N", help="default: 512")
     g.add_argument("-ctk", "--cache-type-k", default="f16", metavar="TYPE", help="default: f16")
@@ -61,6 +67,12 @@ def add_parser(commands: Any) -> None:
     g.add_argument("--no-warmup", action="store_true", help="time the first pass of each process too")
     g.add_argument("-o", "--output", choices=output.FORMATS, default="md", help="format of the results; default: md")
     g.add_argument("--plot", metavar="PNG", help="draw speed against VRAM, and hit rate against slots, into this file")
+    g.add_argument(
+        "--machine",
+        metavar="JSONL",
+        help="figures of this machine, printed by benchmarks/microbench/machine.py: the results then say how far a "
+        "token of hot experts is from what the machine allows",
+    )
     parser.set_defaults(run=run)
 
 
@@ -115,7 +127,7 @@ def options_of(a: argparse.Namespace) -> runner.Options:
         warm_up=not a.no_warmup,
     )
     threads = a.threads or runner.default_threads()
-    load_modes = a.load_mode or (["mmap", "copy"] if machine.has_gpu() else ["mmap"])
+    load_modes = a.load_mode or (["mmap", "copy", "repack"] if machine.has_gpu() else ["mmap"])
     return runner.Options(
         base=base,
         modes=tuple(modes),
@@ -133,6 +145,7 @@ def run(
     options = options_of(arguments)
     if arguments.plot is not None:
         plot.check(arguments.plot)
+    gb_per_second = None if arguments.machine is None else bound.cold_bandwidth(arguments.machine)
     with tqdm(file=sys.stderr, unit=" runs", disable=sys.stderr is None, bar_format="{desc}") as bar:
 
         def report(line: str) -> None:
@@ -143,21 +156,21 @@ def run(
             benchmark.run()
         finally:
             bar.set_description_str("")
-            show(benchmark.outcome, arguments.output, more or {})
-            if arguments.plot is not None and benchmark.outcome.measured:
-                plot.draw(rows_of(benchmark.outcome), arguments.plot)
+            rows = rows_of(benchmark.outcome, gb_per_second)
+            show(rows, arguments.output, more or {})
+            if arguments.plot is not None and rows:
+                plot.draw(rows, arguments.plot)
     if benchmark.outcome.failures:
         raise PyHotExpertsError("some runs failed:\n  " + "\n  ".join(benchmark.outcome.failures))
 
 
-def rows_of(outcome: runner.Outcome) -> list[output.Row]:
+def rows_of(outcome: runner.Outcome, gb_per_second: float | None) -> list[output.Row]:
     """The rows of what has finished."""
-    return summary.rows(outcome.measured, {run.label for run in outcome.winners.values()})
+    return summary.rows(outcome.measured, {run.label for run in outcome.winners.values()}, gb_per_second)
 
 
-def show(outcome: runner.Outcome, kind: str, more: output.Row) -> None:
-    """Print the rows of what has finished."""
-    rows = [{**row, **more} for row in rows_of(outcome)]
+def show(rows: list[output.Row], kind: str, more: output.Row) -> None:
+    """Print the rows, with further fields in each."""
     if rows:
-        sys.stdout.write(output.FORMATS[kind](rows))
+        sys.stdout.write(output.FORMATS[kind]([{**row, **more} for row in rows]))
         sys.stdout.flush()
