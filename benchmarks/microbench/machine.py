@@ -42,11 +42,17 @@ def find_nvcc() -> str:
 
 def compile_programs(names: list[str], folder: str, arch: str) -> None:
     """Build the programs into a folder, all at a time."""
-    flags = [find_nvcc(), "-std=c++17", "-O3", f"-arch={arch}", "-Xcompiler", "-march=native,-pthread"]
-    running = {
-        name: subprocess.Popen([*flags, *(str(HERE / source) for source in PROGRAMS[name]), "-o", f"{folder}/{name}"])
-        for name in names
-    }
+    nvcc = find_nvcc()
+    flags = [nvcc, "-std=c++17", "-O3", f"-arch={arch}", "-Xcompiler", "-march=native,-pthread"]
+    try:
+        running = {
+            name: subprocess.Popen(
+                [*flags, *(str(HERE / source) for source in PROGRAMS[name]), "-o", f"{folder}/{name}"]
+            )
+            for name in names
+        }
+    except OSError as e:
+        sys.exit(f"cannot run {nvcc}: {e.strerror}")
     failed = [name for name, process in running.items() if process.wait()]
     if failed:
         sys.exit(f"nvcc could not compile {', '.join(failed)} (see above); --arch names another GPU architecture")

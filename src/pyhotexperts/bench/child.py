@@ -16,19 +16,34 @@ import pyhotexperts as phx
 from pyhotexperts.bench.config import PARTS, SEGMENT, Run, read_text
 from pyhotexperts.errors import ConfigError, PyHotExpertsError
 
+WARM_UP_STEPS = 16
+
 
 def vram_used() -> int:
     """Bytes in use on all GPUs, by anybody."""
     return sum(d.memory_total - d.memory_free for d in phx.devices() if d.is_gpu)
 
 
+def warm_up_tokens(run: Run) -> int:
+    """Tokens to warm up with: one pass, and `WARM_UP_STEPS` one at a time."""
+    return min(run.n_ubatch, run.n_own) + WARM_UP_STEPS if run.warm_up else 0
+
+
+def first_token(run: Run) -> int:
+    """Where a run's consecutive ids begin: behind those of the warm-up and of other repetitions, with a segment."""
+    return SEGMENT * (4 + run.repetition * -(-run.n_own // SEGMENT))
+
+
+def finish(model: phx.Model) -> None:
+    """Wait for the GPU: evaluating returns before it is done."""
+    _ = model.logits
+
+
 def tokens_of(run: Run, model: phx.Model) -> tuple[list[int], list[int]]:
     """Tokens to warm up with, and the run's own: depth, prompt and what is generated."""
-    n_own = run.n_depth + run.n_prompt + run.n_gen
-    n_warm = min(run.n_ubatch, n_own) + 16 if run.warm_up else 0
+    n_own, n_warm = run.n_own, warm_up_tokens(run)
     if run.text is None:
-        n_vocab = model.info.n_vocab
-        start = SEGMENT * (4 + run.repetition * -(-n_own // SEGMENT))
+        n_vocab, start = model.info.n_vocab, first_token(run)
         return [i % n_vocab for i in range(n_warm)], [(start + i) % n_vocab for i in range(n_own)]
     ids = model.tokenize(read_text(run.text))
     if len(ids) < 2 * n_own:
@@ -50,6 +65,9 @@ def generate(model: phx.Model, tokens: list[int]) -> tuple[list[float], dict[str
         mark = time.perf_counter()
         model.eval([token])
         steps.append(time.perf_counter() - mark)
+    mark = time.perf_counter()
+    finish(model)
+    steps[-1] += time.perf_counter() - mark
     return steps, cache_figures(model, len(tokens)) if has_cache else {}
 
 
@@ -74,16 +92,19 @@ def measure(run: Run) -> dict[str, Any]:
     with model:
         warm, own = tokens_of(run, model)
         if warm:
-            model.eval(warm[:-16])
-            for token in warm[-16:]:
+            model.eval(warm[:-WARM_UP_STEPS])
+            for token in warm[-WARM_UP_STEPS:]:
                 model.eval([token])
+            finish(model)
             model.reset()
         peak = vram_used()
         if run.n_depth:
             model.eval(own[: run.n_depth])
+            finish(model)
         mark = time.perf_counter()
         if run.n_prompt:
             model.eval(own[run.n_depth : run.n_depth + run.n_prompt])
+            finish(model)
         prompt_seconds = time.perf_counter() - mark
         peak = max(peak, vram_used())
         steps, cache = [], {}

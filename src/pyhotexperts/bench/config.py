@@ -66,6 +66,11 @@ class Run:
         return Run(**{**fields, "mode": Mode(**fields["mode"])})
 
     @property
+    def n_own(self) -> int:
+        """Tokens of the run itself, without those to warm up with."""
+        return self.n_depth + self.n_prompt + self.n_gen
+
+    @property
     def label(self) -> str:
         """What is compared: everything but the repetition."""
         budget = "" if self.vram_budget is None else f", {self.vram_budget / 2**30:.4g} GiB"
@@ -75,7 +80,7 @@ class Run:
     def load_options(self) -> dict[str, Any]:
         """How the model is loaded, as parameters of `Model`."""
         return {
-            "n_ctx": self.n_depth + self.n_prompt + self.n_gen + 64,
+            "n_ctx": self.n_own + 64,
             "n_batch": self.n_batch,
             "n_ubatch": self.n_ubatch,
             "n_threads": self.n_threads,

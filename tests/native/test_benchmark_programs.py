@@ -1,0 +1,71 @@
+"""The programs of benchmarks/ that are compiled on the spot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pyhotexperts as phx
+
+
+def run(root: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "benchmarks" / program), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def upstream(root: Path) -> None:
+    if not (root / "vendor" / "llama.cpp" / "include" / "llama.h").is_file():
+        pytest.skip("needs vendor/llama.cpp")
+
+
+@pytest.mark.usefixtures("upstream")
+def test_the_benchmark_and_a_c_loop_measure_the_same_thing(root: Path) -> None:
+    """How well they agree is measured on a quiet machine, not here."""
+    done = run(root, "agreement.py", "-t", "1", "-r", "1", "-p", "64", "-n", "96")
+    assert done.returncode in (0, 1), done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["offload_mode"] == "cpu_experts"
+    for part in ("prompt", "generated"):
+        assert 0.2 < figures[part]["ratio"] < 5
+        assert figures[part]["ratio"] == pytest.approx(
+            figures[part]["bench_ts"][0] / figures[part]["loop_ts"][0], rel=1e-2
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--modes", "full_gpu"), "full_gpu is not compared: take cpu_experts or layers:N"),
+        (("--unpatched", "/nowhere"), "does not hold this package"),
+        (("-m", "/nowhere.gguf"), "there is no file /nowhere.gguf"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(root: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = run(root, "agreement.py", *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_machines_bounds_need_a_cuda_compiler(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVCC", "/nowhere/nvcc")
+    done = run(root, "microbench/machine.py")
+    assert done.returncode == 1
+    assert "/nowhere/nvcc" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_machines_bounds_need_a_gpu(root: Path) -> None:
+    if any(d.is_gpu for d in phx.devices()):
+        pytest.skip("for a machine without a GPU")
+    if not Path("/usr/local/cuda/bin/nvcc").exists():
+        pytest.skip("needs a CUDA compiler")
+    done = run(root, "microbench/machine.py", "--arch", "sm_90", "--parts", "handover")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "cudaMalloc" in done.stderr
+    assert "handover failed" in done.stderr
