@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 from pyhotexperts import machine, placement
@@ -75,7 +76,7 @@ class Benchmark:
         self._report = report
 
     def run(self) -> None:
-        """Measure everything: first each mode with all its variants, then the winners in turn."""
+        """Measure everything: first each mode with its variants, then the winners in turn."""
         for mode in self.options.modes:
             fitted = mode in ("layers", "hot_experts")
             for budget in self.options.vram_budgets if fitted else (None,):
@@ -89,37 +90,45 @@ class Benchmark:
     # ------------------------------------------------------------ first repetition
 
     def _first(self, mode: Mode | str, budget: int | None) -> None:
-        """Run the mode's variants; the one that generates fastest (without generation: reads fastest) wins."""
-        best: tuple[float, Run] | None = None
-        for run in self._variants(mode, budget):
-            result = self._fitted(run) if mode == "hot_experts" else self._measure(run)
-            if result is None:
-                continue
-            run = self.outcome.measured[-1][0]
-            seconds = sum(result["steps_seconds"]) or result["prompt_seconds"]
-            if best is None or seconds < best[0]:
-                best = seconds, run
-        if best is not None:
-            self.outcome.winners[key_of(mode, budget)] = best[1]
+        """Run the mode with each load mode, then with the best of them and the other numbers of threads.
+
+        What generates fastest (without generation: reads fastest) wins.
+        """
+        tried = self._try(mode, self._variants(mode, budget))
+        if tried and mode not in ("full_gpu", Mode("full_gpu")):  # threads do not matter there
+            fastest = min(tried, key=itemgetter(0))[1]
+            tried += self._try(mode, [replace(fastest, n_threads=t) for t in self.options.threads[1:]])
+        if tried:
+            self.outcome.winners[key_of(mode, budget)] = min(tried, key=itemgetter(0))[1]
+
+    def _try(self, mode: Mode | str, runs: list[Run]) -> list[tuple[float, Run]]:
+        """Measure the runs; seconds and run of those that did not fail."""
+        done: list[tuple[float, Run]] = []
+        for run in runs:
+            if mode == "hot_experts":
+                result = self._fitted(replace(run, mode=done[-1][1].mode) if done else run)
+            else:
+                result = self._measure(run)
+            if result is not None:
+                done.append((sum(result["steps_seconds"]) or result["prompt_seconds"], self.outcome.measured[-1][0]))
+        return done
 
     def _variants(self, mode: Mode | str, budget: int | None) -> list[Run]:
+        """The mode with each load mode and the first number of threads."""
         name = mode if isinstance(mode, str) else mode.name
-        threads, load_modes = self.options.threads, self.options.load_modes
+        load_modes = self.options.load_modes
         if name in ("hot_experts", "full_gpu"):  # the CPU's own forms of weights are of no use to the GPU
             load_modes = tuple(lm for lm in load_modes if lm != "repack") or ("mmap",)
-        if name == "full_gpu":  # neither matters there
-            threads, load_modes = threads[:1], load_modes[:1]
-        base = replace(self.options.base, vram_budget=budget)
-        runs = [replace(base, n_threads=t, load_mode=lm) for t in threads for lm in load_modes]
-        if isinstance(mode, Mode):
-            return self._possible([replace(run, mode=mode) for run in runs])
-        if mode == "full_gpu" and not self._fits(replace(runs[0], mode=Mode("full_gpu"))):
+        if name == "full_gpu":  # nor does it matter how weights get there
+            load_modes = load_modes[:1]
+        fitted = mode if isinstance(mode, Mode) else Mode(name)
+        base = replace(self.options.base, mode=fitted, vram_budget=budget, n_threads=self.options.threads[0])
+        if mode == "full_gpu" and not self._fits(base):
             self._report("full_gpu: the model does not fit, left out")
             return []
         if mode == "layers":
-            value = self._layers_in_budget(runs[0])
-            return self._possible([replace(run, mode=Mode("layers", value)) for run in runs])
-        return self._possible([replace(run, mode=Mode(name)) for run in runs])
+            base = replace(base, mode=Mode("layers", self._layers_in_budget(base)))
+        return self._possible([replace(base, load_mode=lm) for lm in load_modes])
 
     def _possible(self, runs: list[Run]) -> list[Run]:
         """All but those that repack weights, if nothing of the model can be repacked and there are others."""
@@ -153,7 +162,10 @@ class Benchmark:
         return low
 
     def _fitted(self, run: Run) -> dict[str, Any] | None:
-        """Run hot experts with as many slots as keep the peak within that of `layers`, or within the budget."""
+        """Run hot experts with as many slots as keep the peak within that of `layers`, or within the budget.
+
+        The slots of its mode are tried first, 0 = guess them.
+        """
         layers = self.outcome.winners.get(key_of("layers", run.vram_budget))
         peaks = [r["vram_peak"] for other, r in self.outcome.measured if layers and other.label == layers.label]
         limit = max(peaks) if peaks else run.vram_budget
@@ -164,8 +176,8 @@ class Benchmark:
             self.outcome.failures.append("hot_experts: no layer on a GPU has routed experts in RAM")
             return None
         most = max(m.n_expert for m in memory)
-        slots = placement.slots_that_fit(memory, HotExperts())
-        if limit is not None:  # a guess, to be corrected by what is measured
+        slots = run.mode.value or placement.slots_that_fit(memory, HotExperts())
+        if limit is not None and not run.mode.value:  # a guess, to be corrected by what is measured
             room = limit - placement.CUDA_OVERHEAD - max(m.needed for m in memory if m.slot)
             slots = min(slots, max(1, room // slot))
         fitting: tuple[Run, dict[str, Any]] | None = None

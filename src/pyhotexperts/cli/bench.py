@@ -25,7 +25,8 @@ def add_parser(commands: Any) -> None:
         "bench",
         help="compare the speed of offload modes",
         description="Compare the speed of offload modes at equal VRAM. Each measurement runs in a process of its own; "
-        "each mode is first tried with all given threads and load modes, and its fastest variant is repeated.",
+        "each mode is first tried with each load mode, then with the other numbers of threads, and its fastest variant "
+        "is repeated.",
     )
     g = parser.add_argument_group("what")
     g.add_argument("-m", "--model", metavar="FNAME", help="GGUF file; default: the small model of the package")
@@ -52,7 +53,14 @@ def add_parser(commands: Any) -> None:
     g.add_argument("--text", metavar="FNAME", help="real text; default: the package's own, of several kinds")
     g.add_argument("--consecutive", action="store_true", help="consecutive token ids, for geometry models")
     g = parser.add_argument_group("how")
-    g.add_argument("-t", "--threads", type=int, nargs="+", metavar="N", help="CPU threads, each is tried")
+    g.add_argument(
+        "-t",
+        "--threads",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="CPU threads, each is tried; load modes with the first",
+    )
     g.add_argument(
         "-lm",
         "--load-mode",
