@@ -53,6 +53,7 @@ class Run:
     text: str | None  # file of real text; None = consecutive ids
     repetition: int
     warm_up: bool = True
+    n_ctx: int = 0  # least tokens of context, 0 = those that the run needs
     vram_budget: int | None = None  # bytes that layers or slots were fitted to
 
     def to_json(self) -> str:
@@ -80,7 +81,7 @@ class Run:
     def load_options(self) -> dict[str, Any]:
         """How the model is loaded, as parameters of `Model`."""
         return {
-            "n_ctx": self.n_own + 64,
+            "n_ctx": max(self.n_ctx, self.n_own + 64),
             "n_batch": self.n_batch,
             "n_ubatch": self.n_ubatch,
             "n_threads": self.n_threads,

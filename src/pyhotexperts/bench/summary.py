@@ -89,6 +89,7 @@ def _rows(group: list[Measured]) -> list[Row]:
         "expert_bytes_in_ram": first["expert_bytes_in_ram"],
         "offload_mode": str(run.mode),
         "load_mode": run.load_mode,
+        "n_ctx": run.load_options["n_ctx"],
         "n_batch": run.n_batch,
         "n_ubatch": run.n_ubatch,
         "n_threads": run.n_threads,

@@ -13,7 +13,7 @@ from pyhotexperts import loading, machine
 from pyhotexperts.bench import bound, config, output, plot, runner, summary
 from pyhotexperts.bench.config import Mode, Run
 from pyhotexperts.errors import ConfigError, PyHotExpertsError
-from pyhotexperts.model import kv_types
+from pyhotexperts.model import MAX_N_CTX, kv_types
 from pyhotexperts.offload import vram_budget_of
 from pyhotexperts.placement import LOAD_MODES
 from pyhotexperts.validation import choice, integer
@@ -67,6 +67,14 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         metavar="MODE",
         help="mmap, copy, direct_io, repack (experts on the CPU only); each is tried",
+    )
+    g.add_argument(
+        "-c",
+        "--ctx-size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="context to make room for, in tokens; default, and at least: what the test needs",
     )
     g.add_argument("-b", "--batch-size", type=int, default=2048, metavar="N", help="default: 2048")
     g.add_argument("-ub", "--ubatch-size", type=int, default=512, metavar="N", help="default: 512")
@@ -133,6 +141,7 @@ def options_of(a: argparse.Namespace) -> runner.Options:
         text=text,
         repetition=0,
         warm_up=not a.no_warmup,
+        n_ctx=integer("--ctx-size", a.ctx_size, 0, MAX_N_CTX),
     )
     threads = a.threads or runner.default_threads()
     load_modes = a.load_mode or (["mmap", "copy", "repack"] if machine.has_gpu() else ["mmap"])

@@ -1,0 +1,207 @@
+"""The tables of benchmarks/README.md: made from results, of made-up ones here, and true of the real ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pyhotexperts.bench import summary
+from pyhotexperts.bench.config import Mode, Run
+
+ORIGIN = {"commit": "abc1234", "gpu": ["NVIDIA X"], "cpus": 16, "processor": "CPU Y", "file": "2026-12-01-a.jsonl"}
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "tables.py"
+    spec = importlib.util.spec_from_file_location("tables", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def measured(model: str, mode: Mode, step: float, budget: int | None = None, **cache: float) -> summary.Measured:
+    run = Run(model, mode, 64, 80, 0, 512, 512, 16, "mmap", "f16", "f16", "on", None, 0, vram_budget=budget)
+    result = {
+        "model_type": "test",
+        "model_size": 1,
+        "model_n_params": 1,
+        "n_gpu_layers": -1,
+        "expert_bytes_in_ram": 10**9,
+        "load_seconds": 1.0,
+        "prompt_seconds": 0.5,
+        "steps_seconds": [step * 2] * 64 + [step] * 16,
+        "vram_peak": 5 * GIB,
+        "slots": mode.value if mode.name == "hot_experts" else None,
+        "policy": None,
+        "cache": {"cold": cache, "warm": cache} if cache else {},
+    }
+    return run, result
+
+
+def rows(command: str, *runs: summary.Measured, **origin: Any) -> list[dict[str, Any]]:
+    made = summary.rows(list(runs), {run.label for run, _ in runs}, 100.0)
+    return [{**row, **ORIGIN, "command": command, **origin} for row in made]
+
+
+def comparison(model: str, hot_step: float, budget: int, command: str = "x", **origin: Any) -> list[dict[str, Any]]:
+    return rows(
+        command,
+        measured(model, Mode("full_gpu"), 0.002),
+        measured(model, Mode("hot_experts", 44), hot_step, budget, hit_rate=0.75, uploads_per_token=1.0),
+        measured(model, Mode("layers", 40), 0.01, budget),
+        measured(model, Mode("cpu_experts"), 0.02),
+        **origin,
+    )
+
+
+def cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+
+
+def test_all_modes_at_each_budget(tables: ModuleType) -> None:
+    lines = comparison("30b.gguf", 0.005, 8 * GIB) + comparison("30b.gguf", 0.004, 12 * GIB, command="y")
+    text = tables.TABLES["30b"](lines)
+    heading, *body = cells(text)
+    assert [line[:2] for line in body] == [
+        [budget, f"`{mode}`"]
+        for budget in ("8", "12")
+        for mode in ("cpu_experts", "layers:40", "hot_experts:44", "full_gpu")
+    ]
+    hot = dict(zip(heading, body[2], strict=True))
+    assert (hot["tokens/s"], hot["cold"], hot["hits"]) == ("200.0 ± 0.0", "100.0", "75%")
+    assert (hot["/ cpu_experts"], hot["/ layers"], hot["prompt tokens/s"]) == ("4.00", "2.00", "128")
+    assert hot["time / bound"] == "1.11"  # 5 ms, of 2 ms and 0.25 GB at 100 GB/s
+    assert "abc1234" in text
+    assert "(results/2026-12-01-a.jsonl)" in text
+
+
+def test_the_newest_run_of_a_budget_is_shown(tables: ModuleType) -> None:
+    older = comparison("30b.gguf", 0.005, 8 * GIB)
+    newer = comparison("30b.gguf", 0.004, 8 * GIB, file="2026-12-02-b.jsonl", commit="def5678")
+    text = tables.TABLES["30b"](older + newer)
+    assert "250.0" in text
+    assert "200.0" not in text
+    assert "abc1234" not in text
+
+
+def test_a_table_without_results_is_left_out(tables: ModuleType) -> None:
+    lines = comparison("30b-of-somebody.gguf", 0.005, 8 * GIB) + comparison("122b.gguf", 0.005, 8 * GIB)
+    for name in ("30b", "122b", "embedded", "machine", "cpu_lane", "agreement"):
+        assert tables.TABLES[name](lines) == ""
+        assert tables.TABLES[name]([]) == ""
+    assert tables.TABLES["reference"]([]) == ""
+
+
+def test_the_reference_stands_beside_the_same_rows(tables: ModuleType) -> None:
+    body = cells(tables.TABLES["reference"](comparison("122b.gguf", 0.005, 16 * GIB)))[1:]
+    assert [line[2] for line in body] == ["15.65", "17.87", "22.67"]
+    assert [line[5:] for line in body] == [["50.00", "1.00"], ["100.00", "2.00"], ["200.00", "4.00"]]
+    others = rows(
+        "x", measured("122b.gguf", Mode("cpu_experts"), 0.02), measured("122b.gguf", Mode("layers", 40), 0.01)
+    )
+    assert tables.TABLES["reference"](others) == ""
+
+
+def test_results_of_the_first_version_are_read(tables: ModuleType) -> None:
+    common = {
+        "model": "122b.gguf",
+        "load_mode": "mmap",
+        "n_threads": 16,
+        "n_ubatch": 2048,
+        "n_gen": 48,
+        "vram_mib": 1024,
+    }
+    speeds = {"cpu_experts": (20.0, 22.0), "layers:40": (24.0,), "hot_experts:44": (42.0,)}
+    lines = [
+        {
+            **ORIGIN,
+            **common,
+            "command": "x",
+            "offload_mode": mode,
+            "repetition": i,
+            "generated_tokens_per_second": speed,
+        }
+        for mode, found in speeds.items()
+        for i, speed in enumerate(found)
+    ]
+    body = cells(tables.TABLES["reference"](lines))[1:]
+    assert [line[4:] for line in body] == [
+        ["1.0 GiB", "21.00", "1.00"],
+        ["1.0 GiB", "24.00", "1.14"],
+        ["1.0 GiB", "42.00", "2.00"],
+    ]
+
+
+def test_the_embedded_model_on_real_text(tables: ModuleType) -> None:
+    name = "tinymoe-q4_k_m.gguf"
+    text = tables.TABLES["embedded"](comparison(name, 0.005, GIB, command="bench_offload.py"))
+    assert len(cells(text)) == 5
+    assert tables.TABLES["embedded"](comparison(name, 0.005, GIB, command="bench_offload.py --consecutive")) == ""
+
+
+def test_the_machines_bounds(tables: ModuleType) -> None:
+    parts: list[dict[str, Any]] = [
+        {"part": "reads", "pages": "4k", "gb_per_second": {"1": 8.25, "16": 85.8}},
+        {"part": "dma", "gb_per_second": {"16384": 5.0, "67108864": 55.0}},
+        {"part": "reads_and_dma", "reads_gb_per_second": {"8": 40.0}, "dma_gb_per_second": {"8": 50.0}},
+        {"part": "handover", "kind": "mailbox", "bytes_there": 1, "bytes_back": 2, "us_median": 21.5, "us_p95": 30.0},
+    ]
+    text = tables.TABLES["machine"]([{"benchmark": "machine", **ORIGIN, **part} for part in parts])
+    assert ["threads", "reads, 4k pages", "reads beside copies", "copies beside reads"] in cells(text)
+    assert ["8", "", "40.0", "50.0"] in cells(text)
+    assert ["16", "85.8", "", ""] in cells(text)
+    assert ["GB/s", "5.0", "55.0"] in cells(text)
+    assert ["mailbox", "1", "2", "21.5", "30.0"] in cells(text)
+
+
+def test_only_what_is_between_the_markers_changes(tables: ModuleType) -> None:
+    places = "\n".join(f"<!-- table: {name} -->\nold\n<!-- end of table -->" for name in tables.TABLES)
+    text = tables.filled(f"before\n{places}\nafter\n", comparison("30b.gguf", 0.005, 8 * GIB))
+    assert text.startswith("before\n<!-- table: 30b -->\n\n## Qwen3-30B-A3B shapes")
+    assert text.endswith("<!-- end of table -->\nafter\n")
+    assert "\nold\n" not in text
+    assert tables.filled(text, comparison("30b.gguf", 0.005, 8 * GIB)) == text
+    with pytest.raises(ValueError, match="must have a place for each"):
+        tables.filled("no marker", [])
+
+
+@pytest.fixture
+def results(root: Path) -> Path:
+    folder = root / "benchmarks" / "results"
+    if not folder.is_dir():
+        pytest.skip("the results are not part of the source distribution")
+    return folder
+
+
+def test_the_readme_is_what_the_results_make_it(root: Path, results: Path, tables: ModuleType) -> None:
+    command = [sys.executable, str(root / "benchmarks" / "tables.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    text = (root / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    lines = tables.read_lines(results)
+    changed = [{**line, "commit": "0000000"} for line in lines]
+    assert tables.filled(text, lines) == text != tables.filled(text, changed)
+
+
+def test_every_result_says_where_it_comes_from(results: Path) -> None:
+    for path in results.glob("*.jsonl"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            assert {"commit", "command", "processor", "cpus", "gpu", "compiler"} <= json.loads(line).keys()
+
+
+def test_plots_are_drawn_from_the_same_rows(tables: ModuleType, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    tables.draw(comparison("30b.gguf", 0.005, 8 * GIB), tmp_path / "plots")
+    assert (tmp_path / "plots" / "30b.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "plots" / "122b.png").exists()
