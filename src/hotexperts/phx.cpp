@@ -103,7 +103,7 @@ bool lies_in_ram(const ggml_tensor * tensor) {
 void count_expert_bytes(const llama_model * model, phx_model_info & info) {
     const std::string suffix = "_exps.weight";
     for (const auto & [name, tensor] : llama_internal_get_tensor_map(model)) {
-        if (name.size() < suffix.size() || name.compare(name.size() - suffix.size(), suffix.size(), suffix) != 0) {
+        if (!tensor->buffer || name.size() < suffix.size() || name.compare(name.size() - suffix.size(), suffix.size(), suffix) != 0) {
             continue;
         }
         const uint64_t bytes = uint64_t(tensor->nb[2]) * uint64_t(info.n_expert_used);

@@ -95,7 +95,7 @@ class Benchmark:
         What generates fastest (without generation: reads fastest) wins.
         """
         tried = self._try(mode, self._variants(mode, budget))
-        if tried and mode not in ("full_gpu", Mode("full_gpu")):  # threads do not matter there
+        if tried and mode != "full_gpu":  # threads do not matter there
             fastest = min(tried, key=itemgetter(0))[1]
             tried += self._try(mode, [replace(fastest, n_threads=t) for t in self.options.threads[1:]])
         if tried:
