@@ -63,9 +63,9 @@ def measure_loop(program: str, libraries: Path, run: Run) -> tuple[float, float]
     return run.n_prompt / prompt, run.n_gen / generated
 
 
-def measure_benchmark(run: Run, env: dict[str, str] | None) -> tuple[float, float]:
+def measure_benchmark(run: Run, package: str | None) -> tuple[float, float]:
     """The same of the benchmark."""
-    result = runner.execute(run, env=env)
+    result = runner.execute(run, package)
     return run.n_prompt / result["prompt_seconds"], run.n_gen / sum(result["steps_seconds"])
 
 
@@ -93,7 +93,6 @@ def main() -> int:
     a = parser.parse_args()
     if min(a.n_prompt, a.n_gen, a.repetitions, a.threads, a.ubatch_size) < 1:
         parser.error("all numbers must be positive")
-    env = None if a.unpatched is None else {**os.environ, "PYTHONPATH": a.unpatched}
     agree = True
     try:
         modes = [mode_of(text) for text in a.modes]
@@ -121,7 +120,7 @@ def main() -> int:
                     repetition=0,
                 )
                 pairs = [
-                    (measure_loop(program, libraries, run.repeated(i)), measure_benchmark(run.repeated(i), env))
+                    (measure_loop(program, libraries, run.repeated(i)), measure_benchmark(run.repeated(i), a.unpatched))
                     for i in range(a.repetitions)
                 ]
                 figures = {"prompt": compared(pairs, 0), "generated": compared(pairs, 1)}

@@ -9,7 +9,6 @@ runs on this build. All other flags are those of `pyhotexperts bench`.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from typing import Any
 
@@ -32,7 +31,7 @@ def main() -> int:
 
     def execute(run: Run) -> dict[str, Any]:
         is_ours = run.mode.name == "hot_experts" or a.unpatched is None
-        return runner.execute(run, env=None if is_ours else {**os.environ, "PYTHONPATH": a.unpatched})
+        return runner.execute(run, package=None if is_ours else a.unpatched)
 
     try:
         prepare_streams()

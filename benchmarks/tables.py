@@ -320,8 +320,8 @@ def cpu_lane(lines: list[Row]) -> str:
     ]
     heading = ["commit", "threads", "pages", "plain reads", *types]
     text = (
-        "`microbench/cpu_lane.py`: experts of the 30B's shape that are in no cache, 8 at a time, beside plain reads, GB/s. "
-        "The lane prefetches since bb970c8."
+        "`microbench/cpu_lane.py`: experts of the 30B's shape that are in no cache, 8 at a time, and plain reads, "
+        "GB/s. The lane prefetches since bb970c8."
     )
     return f"## The CPU lane alone\n\n{text} {origin(lines)}\n\n{table(heading, shown)}"
 

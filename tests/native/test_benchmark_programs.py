@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import pyhotexperts as phx
+from pyhotexperts.bench import runner
+from pyhotexperts.bench.config import Mode, Run
 
 
 def run(root: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -50,6 +52,15 @@ def test_what_cannot_be_compared_is_said(root: Path, arguments: tuple[str, ...],
     assert (done.returncode, done.stdout) == (1, "")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_another_build_is_measured_or_none(tmp_path: Path) -> None:
+    """An editable installation is found before PYTHONPATH: the comparison would be one of this build with itself."""
+    model = str(phx.embedded_model())
+    measured = Run(model, Mode("cpu_experts"), 8, 1, 0, 8, 8, 1, "mmap", "f16", "f16", "on", None, 0, warm_up=False)
+    assert runner.execute(measured)["package"] == str(Path(phx.__file__).resolve().parent)
+    with pytest.raises(phx.ConfigError, match="Python took the package in"):
+        runner.execute(measured, package=str(tmp_path))
 
 
 def test_the_machines_bounds_need_a_cuda_compiler(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import json
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pyhotexperts as phx
@@ -116,6 +117,7 @@ def measure(run: Run) -> dict[str, Any]:
         peak = max(peak, vram_used())
         status = model.cache.status
         return {
+            "package": str(Path(phx.__file__).resolve().parent),
             "model_type": model.info.description,
             "model_size": model.info.size,
             "model_n_params": model.info.n_params,

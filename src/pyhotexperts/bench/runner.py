@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 from pyhotexperts import machine, placement
@@ -55,14 +57,33 @@ def key_of(mode: Mode | str, budget: int | None) -> str:
     return str(mode) if budget is None else f"{mode} in {budget}"
 
 
-def execute(run: Run, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """Measure in a process of its own; env: its environment, None = this process's."""
+def execute(run: Run, package: str | None = None) -> dict[str, Any]:
+    """Measure in a process of its own.
+
+    Parameters
+    ----------
+    package
+        A folder that holds another build of this package, which is to be measured; None = this one.
+
+    Raises
+    ------
+    RunFailedError
+        If the process ends without a result.
+    ConfigError
+        If it does not use the package in that folder.
+    """
     command = [sys.executable, "-m", "pyhotexperts.bench.child", run.to_json()]
+    env = None if package is None else {**os.environ, "PYTHONPATH": package}
     child = subprocess.run(command, capture_output=True, text=True, env=env)
     if child.returncode:
         lines = child.stderr.strip().splitlines() or [f"exit status {child.returncode}"]
         raise RunFailedError(f"{run.label}: {lines[-1]}")
     result: dict[str, Any] = json.loads(child.stdout)
+    if package is not None and not Path(result["package"]).is_relative_to(Path(package).resolve()):
+        raise ConfigError(
+            f"{package} was to be measured, and Python took the package in {result['package']}: give the folder that "
+            "holds the folder pyhotexperts, and use a Python without an editable installation, which would win"
+        )
     return result
 
 
