@@ -3,7 +3,7 @@
     python benchmarks/cache_off.py --unpatched DIR
 
 DIR holds this package built without the patch queue (its CUDA backend differs, nothing else). Prints one JSON line for
-each offload mode. The speeds of both builds side by side: bench_offload.py --builds pyhotexperts unpatched.
+each offload mode. Their speeds: bench_offload.py --modes cpu_experts with and without --unpatched.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import pyhotexperts as phx
 from provenance import provenance
+from pyhotexperts import _ffi
 
 MODES = {"cpu_experts": phx.cpu_experts(), "layers:3": phx.layers(3), "full_gpu": phx.full_gpu()}
 PROMPT = list(range(100, 400))
@@ -36,7 +37,8 @@ def measure(mode: str) -> dict[str, Any]:
             model.eval([token])
         planned = [(astuple(m)[0], m.model, m.context, m.compute) for m in model.memory]
         used = [b - d.memory_free for b, d in zip(before, (d for d in phx.devices() if d.is_gpu), strict=True)]
-    return {"logits_sha256": digest.hexdigest(), "planned": planned, "vram_used": used}
+    patches = _ffi.build_info()["patch_hash"]
+    return {"logits_sha256": digest.hexdigest(), "planned": planned, "vram_used": used, "patches": patches}
 
 
 def main() -> None:
@@ -53,6 +55,8 @@ def main() -> None:
             command = [sys.executable, __file__, "--unpatched", a.unpatched, "--in-process", mode]
             run = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **env})
             results.append(json.loads(run.stdout))
+        if results[0].pop("patches") == results[1].pop("patches"):
+            sys.exit(f"{a.unpatched} is no other build, or an editable installation hides it")
         same = {key: results[0][key] == results[1][key] for key in results[0]}
         print(
             json.dumps(
