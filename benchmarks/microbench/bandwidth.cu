@@ -14,10 +14,10 @@
 #include <sstream>
 
 constexpr size_t MIB = size_t(1) << 20;
-constexpr size_t WINDOW = 8 * MIB;      // bytes that are counted at a time, unless one copy is larger
+constexpr size_t WINDOW = 8 * MIB;       // bytes that are counted at a time, unless one copy is larger
 constexpr size_t IN_FLIGHT = 256 * MIB;  // asked of the GPU ahead: some ms, for which the asking thread may be delayed
-constexpr size_t LARGEST = 64 * MIB;    // copy
-constexpr int BLOCK = 512;              // threads
+constexpr size_t LARGEST = 64 * MIB;     // copy
+constexpr int BLOCK = 512;               // threads
 
 using strings = std::vector<std::string>;
 

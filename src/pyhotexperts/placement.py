@@ -326,7 +326,11 @@ def _gib(n: int) -> str:
 
 def describe(placement: Placement) -> str:
     """One line for the log: what was decided, and the memory it takes."""
-    parts = [f"{m.name} {_gib(m.needed)}" for m in placement.memory if m.needed]
+    parts = [
+        f"{m.name} {_gib(m.needed)}" + (f" ({_gib(m.repacked)} repacked)" if m.repacked else "")
+        for m in placement.memory
+        if m.needed
+    ]
     cache = f"; {placement.slots} expert slots per layer" if placement.slots else ""
     return f"offload {placement.offload} ({placement.reason}){cache}; memory: {', '.join(parts)}"
 
