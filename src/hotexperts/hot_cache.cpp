@@ -271,7 +271,7 @@ void hot_cache::free_slots() {
 void hot_cache::open_slots() {
     for (auto & l : layers) {
         const int32_t n = l->table.n_slots();
-        const int32_t most = config.max_fetches < 0 ? std::max(n / 12, 1) : config.max_fetches;
+        const int32_t most = config.max_fetches < 0 ? std::max(n / 16, 1) : config.max_fetches;
         const bool is_useful = l->has_lanes && l->is_pinned() && n > 1 && n < l->n_expert && !config.deterministic;
         for (int32_t k = 0; is_useful && k < std::min({ most, MAX_FETCHES, n - 1 }); k++) {
             l->open.push_back(n - 1 - k);
@@ -572,6 +572,10 @@ void hot_cache::observe(int32_t layer, const int32_t * ids, int32_t n_tokens, in
     l.pending = l.policy.plan(l.table, n_tokens);
     const auto is_fetched = [&](const upload & u) { return std::find(l.fetched.begin(), l.fetched.end(), u.expert) != l.fetched.end(); };
     l.pending.erase(std::remove_if(l.pending.begin(), l.pending.end(), is_fetched), l.pending.end());
+    if (config.uploads_per_step >= 0) {  // what was fetched has used the bus as an upload would
+        const size_t most = size_t(config.uploads_per_step) * size_t(n_tokens);
+        l.pending.resize(std::min(l.pending.size(), most - std::min(most, l.fetched.size())));
+    }
 }
 
 void hot_cache::note_fetched(const context_link * link, uint32_t step, int32_t layer, std::vector<int32_t> experts) {

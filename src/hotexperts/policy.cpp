@@ -99,7 +99,7 @@ int32_t layer_policy::victim_of(const slot_table & table, int32_t expert) const 
             worst = e;
         }
     }
-    return worst != slot_table::NONE && may_replace(expert, worst) ? table.slot_of(worst) : slot_table::NONE;
+    return worst != slot_table::NONE && score[size_t(expert)] > score[size_t(worst)] ? table.slot_of(worst) : slot_table::NONE;
 }
 
 std::vector<upload> layer_policy::plan(const slot_table & table, int32_t n_tokens) {

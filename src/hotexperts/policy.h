@@ -47,7 +47,8 @@ class layer_policy {
     // evicted, and slots that are being written are left alone. n_tokens: of the step, each allows max_uploads.
     std::vector<upload> plan(const slot_table & table, int32_t n_tokens = 1);
 
-    // The slot that the expert should have, whose own expert is worth less, or NONE: as in plan, for one expert.
+    // The slot whose expert is worth least, if the given one is worth more, else NONE. For an expert that is in VRAM already:
+    // it costs nothing to keep it instead, so there is no hysteresis.
     int32_t victim_of(const slot_table & table, int32_t expert) const;
 
   private:

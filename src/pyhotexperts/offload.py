@@ -165,12 +165,13 @@ def hot_experts(
         Share by which a newcomer's score must exceed the victim's, for "decay" [PYHOTEXPERTS_HYSTERESIS].
         Default: 0.25.
     uploads_per_step
-        Most experts copied into slots, per layer and token [PYHOTEXPERTS_UPLOADS_PER_STEP]; -1 = no limit. Default: 2.
+        Most experts copied into slots, per layer and token, less those that the GPU fetches
+        [PYHOTEXPERTS_UPLOADS_PER_STEP]; -1 = no limit. Default: 2.
     fetches_per_step
         Most experts without a slot that the GPU fetches over the bus and computes itself, per layer and token, while
         the CPU computes the others; as many slots of each layer are kept open for them
         [PYHOTEXPERTS_FETCHES_PER_STEP]. How many it is at a time is decided by what is measured while the model runs.
-        0..4; -1 (the default) = one for every 12 slots.
+        0..4; -1 (the default) = one for every 16 slots.
     prefill_bypass
         Batches of this many tokens or more stream all experts to the GPU, if they select each of them four times on
         average; smaller ones of more than 8 tokens bring only the experts that they need
