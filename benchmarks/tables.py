@@ -313,15 +313,16 @@ def cpu_lane(lines: list[Row]) -> str:
             line["commit"],
             str(line["threads"]),
             {"4k": "4 KiB"}.get(line["pages"], line["pages"]),
+            str(line.get("experts", 8)),
             figure(line["gb_per_second"]["reads"]),
             *(figure(line["gb_per_second"].get(name)) for name in types),
         ]
         for line in lines
     ]
-    heading = ["commit", "threads", "pages", "plain reads", *types]
+    heading = ["commit", "threads", "pages", "experts at a time", "plain reads", *types]
     text = (
-        "`microbench/cpu_lane.py`: experts of the 30B's shape that are in no cache, 8 at a time, and plain reads, "
-        "GB/s. The lane prefetches since bb970c8."
+        "`microbench/cpu_lane.py`: experts of the 30B's shape that are in no cache, and plain reads, GB/s. The lane "
+        "prefetches since bb970c8."
     )
     return f"## The CPU lane alone\n\n{text} {origin(lines)}\n\n{table(heading, shown)}"
 

@@ -2,7 +2,7 @@
 //
 //     cpu_lane THREADS PAGES    PAGES: 4k or huge
 //
-// Prints "reads GB/s" for plain reads, then "TYPE/ROWS GB/s" for the lane on layers of Qwen3-30B-A3B's shape, which computes
+// Prints "reads GB/s" for plain reads, then "TYPE ROWS GB/s" for the lane on layers of Qwen3-30B-A3B's shape, which computes
 // so many rows of different experts at a time: the median of five passes over memory much larger than any cache.
 #include "cold_lane.h"
 
@@ -149,7 +149,7 @@ int main(int argc, char ** argv) {
     for (const ggml_type type : { GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_MXFP4 }) {
         const layers l(type);
         for (const int32_t n_rows : { 1, 2, 4, 8 }) {
-            printf("%s/%d %.2f\n", ggml_type_name(type), n_rows, lane_rate(l, n_rows, lane));
+            printf("%s %d %.2f\n", ggml_type_name(type), n_rows, lane_rate(l, n_rows, lane));
         }
     }
     return 0;

@@ -2,8 +2,8 @@
 
     python benchmarks/microbench/cpu_lane.py -t 1 2
 
-Compiles cpu_lane.cpp against the installed package and prints one JSON line for each number of threads and page size;
-figures are GB/s, those of the lane by type and by how many rows it computes at a time.
+Compiles cpu_lane.cpp against the installed package and prints one JSON line for each number of threads, page size and
+number of experts that are computed at a time; figures are GB/s.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ def main() -> None:
         for threads in a.threads:
             for pages in a.pages:
                 run = subprocess.run([program, str(threads), pages], check=True, stdout=subprocess.PIPE, text=True)
-                figures = {name: float(rate) for name, rate in (line.split() for line in run.stdout.splitlines())}
-                print(
-                    json.dumps({"threads": threads, "pages": pages, "gb_per_second": figures, **provenance()}),
-                    flush=True,
-                )
+                reads, *rates = (line.split() for line in run.stdout.splitlines())
+                for n_rows in sorted({int(rate[1]) for rate in rates}):
+                    of_types = {kind: float(rate) for kind, rows, rate in rates if int(rows) == n_rows}
+                    figures = {"reads": float(reads[1]), **of_types}
+                    row = {"threads": threads, "pages": pages, "experts": n_rows, "gb_per_second": figures}
+                    print(json.dumps({**row, **provenance()}), flush=True)
 
 
 if __name__ == "__main__":
