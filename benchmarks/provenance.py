@@ -16,9 +16,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def commit() -> str:
-    """The commit of this repository; outside a clone, what PYHOTEXPERTS_COMMIT says."""
+    """What PYHOTEXPERTS_COMMIT says, else the commit of this repository."""
+    if "PYHOTEXPERTS_COMMIT" in os.environ:
+        return os.environ["PYHOTEXPERTS_COMMIT"]
     described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return described.stdout.strip() or os.environ.get("PYHOTEXPERTS_COMMIT", "unknown")
+    return described.stdout.strip() or "unknown"
 
 
 def processor() -> str:

@@ -402,6 +402,9 @@ static void case_fetched() {
 static void case_staged() {
     std::vector<ggml_type> types = TYPES;
     types.insert(types.end(), { GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_F32 });
+    if (every >= 10) {
+        types = { GGML_TYPE_Q4_K, GGML_TYPE_Q5_0, GGML_TYPE_F16 };
+    }
     for (const shape & s : { shape{ 512, 256, 8, 4 }, shape{ 288, 96, 16, 2 } }) {
         for (const ggml_type type : types) {
             if (s.n_ff % ggml_blck_size(type) || s.n_embd % ggml_blck_size(type)) {
