@@ -156,7 +156,9 @@ struct fake_context : hx::context_link {
                 ids[i] = int32_t((first + i % TOP_K * 3 + i / TOP_K) % N_EXPERT);
                 read(layer, ids[i], table[l * TABLE_SIZE + size_t(ids[i])]);
             }
-            cache.note_fetched(this, step, int32_t(l), fetch(layer, &table[l * TABLE_SIZE], ids, n_tokens * TOP_K));
+            const std::vector<int32_t> chosen = choose_fetches(&table[l * TABLE_SIZE], ids, n_tokens * TOP_K);
+            note(int32_t(l), chosen);
+            fetch(layer, &table[l * TABLE_SIZE], chosen);
             if (before >= 0) {
                 cache.layer_done(this, step, before);
             }
@@ -167,32 +169,58 @@ struct fake_context : hx::context_link {
             before = int32_t(l);
         }
         cache.end_step(this, nullptr);
+        if (!late.empty() && rng() % 2 == 0) {
+            std::this_thread::sleep_for(std::chrono::microseconds(30));
+            cache.note_fetched(this, step, late_layer, late);
+            late.clear();
+        }
     }
 
-    // As dispatch and fetch do: some missed experts come into the open slots.
-    std::vector<int32_t> fetch(const hx::cache_layer & layer, const int32_t * slot_of, const int32_t * ids, int32_t n) {
+    // As the lane thread does, which sees the post before the experts are there. Now and then it is late: it sees a post when
+    // the step is over, or in the next step, whose own post it does not see then.
+    void note(int32_t layer, const std::vector<int32_t> & experts) {
+        if (!late.empty() && layer == late_layer) {
+            cache.note_fetched(this, step - 1, layer, late);
+            late.clear();
+        } else if (!experts.empty() && late.empty() && rng() % 8 == 0) {
+            late = experts;
+            late_layer = layer;
+        } else {
+            cache.note_fetched(this, step, layer, experts);
+            std::this_thread::sleep_for(std::chrono::microseconds(rng() % 8 == 0 ? 20 : 0));
+        }
+    }
+    std::vector<int32_t> late;
+    int32_t late_layer = 0;
+
+    // As dispatch does: some missed experts are to come into the open slots.
+    std::vector<int32_t> choose_fetches(const int32_t * slot_of, const int32_t * ids, int32_t n) const {
         std::vector<int32_t> missed;
         for (int32_t i = 0; i < n; i++) {
             if (slot_of[ids[i]] < 0 && std::find(missed.begin(), missed.end(), ids[i]) == missed.end()) {
                 missed.push_back(ids[i]);
             }
         }
-        std::vector<int32_t> fetched;
-        const int32_t * open = slot_of + N_EXPERT;
-        while (fetched.size() < share.fetches[missed.size()] && open[fetched.size()] >= 0) {
-            const int32_t slot = open[fetched.size()];
-            const int32_t expert = missed[fetched.size()];
-            for (const hx::slot_matrix & m : layer.matrices) {
-                memcpy(m.slots + size_t(slot) * m.expert_bytes, m.host + size_t(expert) * m.expert_bytes, m.expert_bytes);
-            }
-            fetched.push_back(expert);
-            read(layer, expert, slot);
+        size_t n_fetch = 0;
+        while (n_fetch < share.fetches[missed.size()] && slot_of[size_t(N_EXPERT) + n_fetch] >= 0) {
+            n_fetch++;
         }
-        fetches += long(fetched.size());
-        const hx::lane_time time = { step, uint32_t(500 + 1000 * fetched.size()), 0, uint32_t(fetched.size()) };
-        const int32_t cpu_rows = int32_t(missed.size() - fetched.size());
+        const hx::lane_time time = { step, uint32_t(500 + 1000 * n_fetch), 0, uint32_t(n_fetch) };
+        const int32_t cpu_rows = int32_t(missed.size() - n_fetch);
         cache.add_lane_time(device, time, cpu_rows, 2000 * cpu_rows);
-        return fetched;
+        missed.resize(n_fetch);
+        return missed;
+    }
+
+    void fetch(const hx::cache_layer & layer, const int32_t * slot_of, const std::vector<int32_t> & experts) {
+        for (size_t k = 0; k < experts.size(); k++) {
+            const int32_t slot = slot_of[size_t(N_EXPERT) + k];
+            for (const hx::slot_matrix & m : layer.matrices) {
+                memcpy(m.slots + size_t(slot) * m.expert_bytes, m.host + size_t(experts[k]) * m.expert_bytes, m.expert_bytes);
+            }
+            read(layer, experts[k], slot);
+        }
+        fetches += long(experts.size());
     }
 
     void read(const hx::cache_layer & layer, int32_t expert, int32_t slot) {
@@ -324,6 +352,33 @@ static void failures() {
     without.run_step();
 }
 
+// A context's lane thread is late: another context has fetched into the same slot meanwhile, unnoticed.
+static void late_note() {
+    const weights w(1, 1);
+    phx_cache_config config = config_of(4, PHX_POLICY_LRU);
+    config.max_fetches = 1;
+    config.uploads_per_step = 0;
+    hx::hot_cache cache(config, w.layers.data(), 1);
+    fake_context a(cache, 0, 1), b(cache, 0, 2);
+    const auto step = [&](fake_context & c, int32_t expert) {
+        c.apply(cache.begin_step(&c, ++c.step).changes);
+        c.fetch(*cache.layers[0], c.table.data(), { expert });
+        cache.end_step(&c, nullptr);
+    };
+    const int32_t first[1] = { 9 };
+    step(a, 9);
+    step(b, 10);
+    cache.note_fetched(&a, a.step, 0, { 9 });
+    cache.observe(0, first, 1, 1);
+    step(b, 11);
+    require(cache.verify_slots() == 0 && cache.layers[0]->kept == 0, "an expert was published that is not in its slot");
+    cache.note_fetched(&b, b.step, 0, { 11 });
+    const int32_t second[1] = { 11 };
+    cache.observe(0, second, 1, 1);
+    step(b, 12);
+    require(cache.verify_slots() == 0 && cache.layers[0]->kept == 1, "a fetched expert does not stay");
+}
+
 static void set_residency() {
     const weights w(2, 1);
     phx_cache_config config = config_of(6, PHX_POLICY_LRU);
@@ -371,6 +426,7 @@ int main() {
     }
     require(fetches > 1000, "nothing was fetched");
     failures();
+    late_note();
     set_residency();
     printf("ok %ld reads\n", reads.load());
     return 0;
