@@ -18,6 +18,7 @@ namespace {
 const char * const EXPERTS_PATTERN = "\\.ffn_(up|down|gate|gate_up)_(ch|)exps";
 
 constexpr uint32_t DEFAULT_N_CTX = 4096;
+constexpr uint32_t DEFAULT_N_SEQUENCES = 8;
 constexpr int32_t MAX_LAYERS = 512;  // upstream's limit
 
 const std::array<ggml_type, 9> KV_TYPES = { GGML_TYPE_F32,  GGML_TYPE_F16,    GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0,
@@ -28,29 +29,6 @@ bool on_progress(float fraction, void * user_data) {
     __atomic_store(&progress->fraction, &fraction, __ATOMIC_RELAXED);
     return __atomic_load_n(&progress->cancel, __ATOMIC_RELAXED) == 0 && !phx::is_exiting();
 }
-
-}  // namespace
-
-// Which experts every token selected, layer by layer, as ggml's eval callback delivers them.
-struct routing_record {
-    std::map<int32_t, std::vector<uint16_t>> layers;  // layer -> [n_tokens][top_k]
-    int32_t top_k = 0;
-    size_t n_expected = 0;  // tokens after the decode that runs: a layer with a second set of experts delivers more
-};
-
-struct phx_context {
-    phx_model * model = nullptr;
-    llama_context * llama = nullptr;
-    routing_record routing;
-    int32_t n_past = 0;     // tokens decoded: the position of the next one
-    int32_t n_outputs = 0;  // rows of logits that the last decode left
-};
-
-struct phx_sampler {
-    llama_sampler * llama = nullptr;
-};
-
-namespace {
 
 bool on_eval(ggml_tensor * tensor, bool ask, void * user_data) {
     constexpr const char * prefix = "ffn_moe_topk-";
@@ -85,13 +63,6 @@ template <typename F> void into_buffer(int32_t cap, int32_t * needed, F && call)
     }
 }
 
-void require_token(const phx_model * model, int32_t token) {
-    if (token < 0 || token >= model->n_vocab) {
-        throw phx::error(PHX_ERR_INVALID, "token " + std::to_string(token) + " is outside the vocabulary of " +
-                                              std::to_string(model->n_vocab) + " tokens");
-    }
-}
-
 bool lies_in_ram(const ggml_tensor * tensor) {
     ggml_backend_buffer_type_t buft = ggml_backend_buffer_get_type(tensor->buffer);
     ggml_backend_dev_t device = ggml_backend_buft_get_device(buft);
@@ -112,48 +83,94 @@ void count_expert_bytes(const llama_model * model, phx_model_info & info) {
     }
 }
 
-// Forgets what a decode that failed has stored. Recurrent states cannot go back: such a context becomes empty.
-void roll_back(phx_context * ctx) {
+// Takes a sequence back to its first n tokens. Recurrent states cannot go back: then the whole context becomes empty.
+bool shorten(phx_context * ctx, int32_t sequence, size_t n) {
     llama_memory_t memory = llama_get_memory(ctx->llama);
-    if (!llama_memory_seq_rm(memory, 0, ctx->n_past, -1)) {
-        llama_memory_clear(memory, /*data=*/true);
-        ctx->n_past = 0;
-        phx::log_record(GGML_LOG_LEVEL_WARN, "the context of this recurrent model was cleared after a failure");
+    ctx->n_outputs = 0;
+    if (llama_memory_seq_rm(memory, sequence, llama_pos(n), -1)) {
+        ctx->past[size_t(sequence)].resize(n);
+        return true;
+    }
+    llama_memory_clear(memory, /*data=*/true);
+    for (auto & tokens : ctx->past) {
+        tokens.clear();
+    }
+    return false;
+}
+
+// Forgets what a decode that failed has stored.
+void roll_back(phx_context * ctx) {
+    for (size_t s = 0; s < ctx->past.size(); s++) {
+        if (!shorten(ctx, int32_t(s), ctx->past[s].size())) {
+            phx::log_record(GGML_LOG_LEVEL_WARN, "the context of this recurrent model was cleared after a failure");
+            return;
+        }
     }
 }
 
-void decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t outputs) {
-    phx::require(ctx && tokens && n > 0, "nothing to decode");
+void decode_first(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t outputs) {
     phx::require(outputs >= PHX_OUTPUTS_NONE && outputs <= PHX_OUTPUTS_ALL, "unknown kind of outputs");
-    phx::require(uint32_t(n) <= llama_n_batch(ctx->llama), "more tokens than n_batch in one decode");
-    if (uint64_t(ctx->n_past) + uint64_t(n) > llama_n_ctx(ctx->llama)) {
-        throw phx::error(PHX_ERR_FULL, "the context of " + std::to_string(llama_n_ctx(ctx->llama)) + " tokens is full");
+    phx::require(n > 0, "nothing to decode");
+    const std::vector<int32_t> sequences(size_t(n), 0);
+    std::vector<int8_t> wanted(size_t(n), outputs == PHX_OUTPUTS_ALL);
+    wanted.back() = outputs != PHX_OUTPUTS_NONE;
+    phx::decode(ctx, tokens, sequences.data(), wanted.data(), n);
+}
+
+}  // namespace
+
+namespace phx {
+
+void require_token(const phx_model * model, int32_t token) {
+    if (token < 0 || token >= model->n_vocab) {
+        throw error(PHX_ERR_INVALID, "token " + std::to_string(token) + " is outside the vocabulary of " +
+                                         std::to_string(model->n_vocab) + " tokens");
     }
-    for (int32_t i = 0; i < n; i++) {
-        require_token(ctx->model, tokens[i]);
+}
+
+void decode(phx_context * ctx, const int32_t * tokens, const int32_t * sequences, const int8_t * wanted, int32_t n) {
+    require(ctx && tokens && sequences && wanted && n > 0, "nothing to decode");
+    require(uint32_t(n) <= llama_n_batch(ctx->llama), "more tokens than n_batch in one decode");
+    size_t n_past = 0;  // of all sequences
+    std::vector<llama_pos> next;
+    for (const auto & past : ctx->past) {
+        n_past += past.size();
+        next.push_back(llama_pos(past.size()));
+    }
+    if (n_past + size_t(n) > llama_n_ctx(ctx->llama)) {
+        throw error(PHX_ERR_FULL, "the context of " + std::to_string(llama_n_ctx(ctx->llama)) + " tokens is full");
+    }
+    std::vector<llama_token> ids(tokens, tokens + n);
+    std::vector<llama_seq_id> owners(sequences, sequences + n);
+    std::vector<int8_t> outputs(wanted, wanted + n);
+    std::vector<llama_pos> positions(ids.size());
+    std::vector<int32_t> n_owners(ids.size(), 1);
+    std::vector<llama_seq_id *> owner_lists(ids.size());
+    int32_t n_outputs = 0;
+    for (size_t i = 0; i < ids.size(); i++) {
+        require_token(ctx->model, ids[i]);
+        require(owners[i] >= 0 && size_t(owners[i]) < ctx->past.size(), "there is no such sequence");
+        positions[i] = next[size_t(owners[i])]++;
+        owner_lists[i] = &owners[i];
+        n_outputs += outputs[i] != 0;
     }
     ctx->n_outputs = 0;
 
-    std::vector<llama_token> ids(tokens, tokens + n);
-    std::vector<llama_pos> positions(ids.size());
-    std::vector<int8_t> wanted(ids.size(), outputs == PHX_OUTPUTS_ALL);
-    for (int32_t i = 0; i < n; i++) {
-        positions[size_t(i)] = ctx->n_past + i;
-    }
-    wanted.back() = outputs != PHX_OUTPUTS_NONE;
     llama_batch batch = {};
     batch.n_tokens = n;
     batch.token = ids.data();
     batch.pos = positions.data();
-    batch.logits = wanted.data();
+    batch.n_seq_id = n_owners.data();
+    batch.seq_id = owner_lists.data();
+    batch.logits = outputs.data();
 
-    ctx->routing.n_expected = size_t(ctx->n_past) + size_t(n);
-    phx::log_capture log;
+    ctx->routing.n_expected = n_past + size_t(n);
+    log_capture log;
     const int32_t result = llama_decode(ctx->llama, batch);
     try {
         if (result == 0 && ctx->model->cache) {
             llama_synchronize(ctx->llama);
-            phx::check_cache(ctx->model);
+            check_cache(ctx->model);
         }
     } catch (...) {
         roll_back(ctx);
@@ -163,31 +180,19 @@ void decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t output
         roll_back(ctx);
     }
     if (result == 1) {
-        throw phx::error(PHX_ERR_FULL, "the context has no free slot for these tokens");
+        throw error(PHX_ERR_FULL, "the context has no free slot for these tokens");
     }
     if (result != 0) {
-        throw phx::error(log.status(PHX_ERR_DECODE), "llama_decode failed (" + std::to_string(result) + "): " + log.text());
+        throw error(log.status(PHX_ERR_DECODE), "llama_decode failed (" + std::to_string(result) + "): " + log.text());
     }
-    if (ctx->n_past == 0) {
-        phx::register_exit_handler();
+    if (n_past == 0) {
+        register_exit_handler();
     }
-    ctx->n_past += n;
-    ctx->n_outputs = outputs == PHX_OUTPUTS_ALL ? n : outputs == PHX_OUTPUTS_LAST ? 1 : 0;
+    for (size_t i = 0; i < ids.size(); i++) {
+        ctx->past[size_t(owners[i])].push_back(ids[i]);
+    }
+    ctx->n_outputs = n_outputs;
 }
-
-int32_t sample(phx_context * ctx, phx_sampler * sampler) {
-    phx::require(ctx && sampler, "no context or no sampler");
-    phx::require(ctx->n_outputs > 0, "nothing was decoded, so there is no distribution to sample from");
-    const int32_t token = llama_sampler_sample(sampler->llama, ctx->llama, -1);
-    if (!std::isfinite(llama_get_logits_ith(ctx->llama, -1)[token])) {
-        throw phx::error(PHX_ERR_DECODE, "the model's logits are not finite numbers: the file is damaged, or a type overflows");
-    }
-    return token;
-}
-
-}  // namespace
-
-namespace phx {
 
 llama_model_params to_llama(const char * path, phx_model_params params, model_overrides & overrides) {
     if (params.n_cpu_moe >= MAX_LAYERS) {  // more than any model has: one pattern instead of as many
@@ -230,11 +235,15 @@ llama_context_params to_llama(const phx_context_params & params, const llama_mod
     require(params.n_threads >= 1 && params.n_threads <= GGML_MAX_N_THREADS, "n_threads is out of range");
     require(params.n_batch >= 1 && params.n_ubatch >= 1, "n_batch and n_ubatch must be positive");
     require(params.n_ctx <= INT32_MAX, "n_ctx is out of range");
+    require(params.n_sequences <= llama_max_parallel_sequences(), "n_sequences is out of range");
     llama_context_params result = llama_context_default_params();
     const int32_t n_ctx_train = llama_model_n_ctx_train(model);
     const uint32_t n_ctx_default = n_ctx_train > 0 ? std::min(DEFAULT_N_CTX, uint32_t(n_ctx_train)) : DEFAULT_N_CTX;
     // upstream rounds so as well, but limits n_batch to what was asked for
     result.n_ctx = GGML_PAD(params.n_ctx ? params.n_ctx : n_ctx_default, 256);
+    const bool has_states = llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
+    result.n_seq_max = params.n_sequences ? params.n_sequences : has_states ? 1 : DEFAULT_N_SEQUENCES;
+    result.kv_unified = true;  // the sequences share all of n_ctx
     result.n_batch = params.n_batch;
     result.n_ubatch = params.n_ubatch;
     result.n_threads = params.n_threads;
@@ -334,7 +343,7 @@ int phx_tokenize(const phx_model * model, const char * text, int32_t n_text, int
 int phx_token_to_piece(const phx_model * model, int32_t token, int32_t special, char * buf, int32_t cap, int32_t * n_bytes) {
     return phx::guarded([&] {
         phx::require(model && cap >= 0 && (buf || cap == 0), "a required argument is NULL or negative");
-        require_token(model, token);
+        phx::require_token(model, token);
         if (!model->has_vocab()) {
             throw phx::error(PHX_ERR_UNSUPPORTED, "the model has no tokenizer");
         }
@@ -347,7 +356,7 @@ int phx_detokenize(const phx_model * model, const int32_t * tokens, int32_t n_to
     return phx::guarded([&] {
         phx::require(model && (tokens || n_tokens == 0) && n_tokens >= 0 && cap >= 0 && (buf || cap == 0), "a required argument is NULL or negative");
         for (int32_t i = 0; i < n_tokens; i++) {
-            require_token(model, tokens[i]);
+            phx::require_token(model, tokens[i]);
         }
         if (!model->has_vocab()) {
             throw phx::error(PHX_ERR_UNSUPPORTED, "the model has no tokenizer");
@@ -403,6 +412,7 @@ int phx_context_new(phx_model * model, const phx_context_params * params, phx_co
             delete ctx;
             throw phx::error(PHX_ERR_UNSUPPORTED, "the model is an encoder: it gives embeddings, not text");
         }
+        ctx->past.resize(llama_n_seq_max(ctx->llama));
         *out = ctx;
     });
 }
@@ -418,22 +428,72 @@ uint32_t phx_context_n_ctx(const phx_context * ctx) {
     return ctx ? llama_n_ctx(ctx->llama) : 0;
 }
 
+uint32_t phx_context_n_sequences(const phx_context * ctx) {
+    return ctx ? uint32_t(ctx->past.size()) : 0;
+}
+
 int32_t phx_context_n_past(const phx_context * ctx) {
-    return ctx ? ctx->n_past : 0;
+    return ctx ? int32_t(ctx->past[0].size()) : 0;
+}
+
+int phx_context_tokens(const phx_context * ctx, int32_t * tokens, int32_t cap, int32_t * n_tokens) {
+    return phx::guarded([&] {
+        phx::require(ctx && cap >= 0 && (tokens || cap == 0), "a required argument is NULL or negative");
+        const std::vector<int32_t> & past = ctx->past[0];
+        into_buffer(cap, n_tokens, [&] {
+            const int32_t n = int32_t(past.size());
+            if (n > cap) {
+                return -n;
+            }
+            std::copy(past.begin(), past.end(), tokens);
+            return n;
+        });
+    });
 }
 
 void phx_context_clear(phx_context * ctx) {
     if (ctx) {
         llama_memory_clear(llama_get_memory(ctx->llama), /*data=*/false);
-        ctx->n_past = 0;
+        for (auto & tokens : ctx->past) {
+            tokens.clear();
+        }
         ctx->n_outputs = 0;
     }
 }
 
+int phx_context_clear_sequence(phx_context * ctx, int32_t sequence) {
+    return phx::guarded([&] {
+        phx::require(ctx && sequence >= 0 && size_t(sequence) < ctx->past.size(), "there is no such sequence");
+        shorten(ctx, sequence, 0);
+    });
+}
+
+int phx_context_keep(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t * n_kept) {
+    return phx::guarded([&] {
+        phx::require(ctx && tokens && n > 0 && n_kept, "a required argument is NULL");
+        const std::vector<int32_t> & past = ctx->past[0];
+        size_t same = 0;
+        while (same < past.size() && same < size_t(n) - 1 && past[same] == tokens[same]) {
+            same++;
+        }
+        if (same < past.size()) {
+            shorten(ctx, 0, same);
+        }
+        *n_kept = int32_t(past.size());
+    });
+}
+
 int phx_decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t outputs) {
     return phx::guarded([&] {
-        decode(ctx, tokens, n, outputs);
+        decode_first(ctx, tokens, n, outputs);
         llama_synchronize(ctx->llama);  // so that the caller's clock and Ctrl-C see the work done
+    });
+}
+
+int phx_decode_sequences(phx_context * ctx, const int32_t * tokens, const int32_t * sequences, const int8_t * wanted, int32_t n) {
+    return phx::guarded([&] {
+        phx::decode(ctx, tokens, sequences, wanted, n);
+        llama_synchronize(ctx->llama);
     });
 }
 
@@ -485,67 +545,4 @@ int phx_routing_read(const phx_context * ctx, int32_t * layers, uint16_t * out) 
         l++;
     }
     return PHX_OK;
-}
-
-// ---------------------------------------------------------------- sampling
-
-int phx_sampler_new(const phx_model * model, const phx_sampler_params * params, phx_sampler ** out) {
-    return phx::guarded([&] {
-        phx::require(model && params && out, "a required argument is NULL");
-        llama_sampler_chain_params chain_params = llama_sampler_chain_default_params();
-        chain_params.no_perf = true;
-        llama_sampler * chain = llama_sampler_chain_init(chain_params);
-        const bool penalties = params->repeat_penalty != 1.0f || params->presence_penalty != 0.0f || params->frequency_penalty != 0.0f;
-        if (penalties && params->repeat_last_n > 0) {
-            llama_sampler_chain_add(chain, llama_sampler_init_penalties(model->n_vocab, params->repeat_last_n, params->repeat_penalty,
-                                                                        params->frequency_penalty, params->presence_penalty));
-        }
-        if (params->temperature <= 0.0f) {
-            llama_sampler_chain_add(chain, llama_sampler_init_greedy());
-        } else {
-            if (params->top_k > 0) {
-                llama_sampler_chain_add(chain, llama_sampler_init_top_k(params->top_k));
-            }
-            if (params->top_p < 1.0f) {
-                llama_sampler_chain_add(chain, llama_sampler_init_top_p(params->top_p, 1));
-            }
-            if (params->min_p > 0.0f) {
-                llama_sampler_chain_add(chain, llama_sampler_init_min_p(params->min_p, 1));
-            }
-            llama_sampler_chain_add(chain, llama_sampler_init_temp(params->temperature));
-            llama_sampler_chain_add(chain, llama_sampler_init_dist(params->seed));
-        }
-        *out = new phx_sampler{ chain };
-    });
-}
-
-void phx_sampler_free(phx_sampler * sampler) {
-    if (sampler) {
-        llama_sampler_free(sampler->llama);
-        delete sampler;
-    }
-}
-
-int phx_sampler_accept(phx_sampler * sampler, const int32_t * tokens, int32_t n) {
-    return phx::guarded([&] {
-        phx::require(sampler && (tokens || n == 0), "a required argument is NULL");
-        for (int32_t i = 0; i < n; i++) {
-            llama_sampler_accept(sampler->llama, tokens[i]);
-        }
-    });
-}
-
-int phx_sample(phx_context * ctx, phx_sampler * sampler, int32_t * token) {
-    return phx::guarded([&] {
-        phx::require(token != nullptr, "no place for the token");
-        *token = sample(ctx, sampler);
-    });
-}
-
-int phx_step(phx_context * ctx, phx_sampler * sampler, int32_t token, int32_t * next) {
-    return phx::guarded([&] {
-        phx::require(next != nullptr, "no place for the token");
-        decode(ctx, &token, 1, PHX_OUTPUTS_LAST);
-        *next = sample(ctx, sampler);
-    });
 }

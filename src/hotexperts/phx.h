@@ -140,6 +140,7 @@ typedef struct {
     int32_t type_v;
     int32_t flash_attn;        // -1 auto, 0 off, 1 on
     int32_t record_routing;    // 1: keep which experts were selected (slower: cuts the graph at every layer)
+    uint32_t n_sequences;      // texts that share the context, 0 = 8, or 1 if each would need a recurrent state of its own
 } phx_context_params;
 
 typedef struct phx_context phx_context;
@@ -156,17 +157,34 @@ PHX_API void phx_context_free(phx_context * ctx);
 // Tokens that fit (upstream may round the request).
 PHX_API uint32_t phx_context_n_ctx(const phx_context * ctx);
 
+// Sequences: texts that share the n_ctx tokens and know nothing of each other. Where none is named, the first is meant.
+PHX_API uint32_t phx_context_n_sequences(const phx_context * ctx);
+
 // Tokens decoded since the context was made or cleared: the position of the next one.
 PHX_API int32_t phx_context_n_past(const phx_context * ctx);
 
+// Those tokens. *n_tokens: how many (also with PHX_ERR_BUFFER).
+PHX_API int phx_context_tokens(const phx_context * ctx, int32_t * tokens, int32_t cap, int32_t * n_tokens);
+
 // Forgets everything that was decoded.
 PHX_API void phx_context_clear(phx_context * ctx);
+
+// Forgets one sequence.
+PHX_API int phx_context_clear_sequence(phx_context * ctx, int32_t sequence);
+
+// Keeps what was decoded as far as these n tokens begin with it, and forgets the rest. At least one of the n remains to be
+// decoded. *n_kept: tokens kept. A recurrent state cannot go back: then all is forgotten.
+PHX_API int phx_context_keep(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t * n_kept);
 
 enum phx_outputs { PHX_OUTPUTS_NONE = 0, PHX_OUTPUTS_LAST = 1, PHX_OUTPUTS_ALL = 2 };
 
 // Evaluates n tokens after those decoded before. outputs: for which of them logits are kept.
 // A failure leaves the context as it was before the call; a recurrent model's becomes empty.
 PHX_API int phx_decode(phx_context * ctx, const int32_t * tokens, int32_t n, int32_t outputs);
+
+// Evaluates tokens of several sequences at once: tokens[i] comes after those of sequences[i]. wanted[i]: keep its logits.
+// A failure as above.
+PHX_API int phx_decode_sequences(phx_context * ctx, const int32_t * tokens, const int32_t * sequences, const int8_t * wanted, int32_t n);
 
 // Copies the logits of output rows first .. first + n_rows - 1 of the last decode; out: float[n_rows][n_vocab].
 PHX_API int phx_logits(phx_context * ctx, int32_t first, int32_t n_rows, float * out);
@@ -188,18 +206,23 @@ typedef struct {
     float frequency_penalty;  // 0 = off
     int32_t repeat_last_n;    // tokens that the three penalties look back, 0 = off
     uint32_t seed;
+    const int32_t * bias_tokens;  // n_bias of them
+    const float * biases;         // added to their logits, -INFINITY = never
+    int32_t n_bias;
+    const char * grammar;         // GBNF with a rule named root that the text must follow, NULL = none
 } phx_sampler_params;
 
 typedef struct phx_sampler phx_sampler;
 
+// PHX_ERR_INVALID also for a grammar that cannot be used.
 PHX_API int phx_sampler_new(const phx_model * model, const phx_sampler_params * params, phx_sampler ** out);
 PHX_API void phx_sampler_free(phx_sampler * sampler);
 
-// Tells the sampler of tokens that it did not choose (the prompt), for the penalties.
+// Tells the sampler of tokens that it did not choose (the prompt), for the penalties; the grammar begins after them.
 PHX_API int phx_sampler_accept(phx_sampler * sampler, const int32_t * tokens, int32_t n);
 
-// Chooses the token after the last decode.
-PHX_API int phx_sample(phx_context * ctx, phx_sampler * sampler, int32_t * token);
+// Chooses the token after an output row of the last decode, -1 = the last row.
+PHX_API int phx_sample(phx_context * ctx, phx_sampler * sampler, int32_t row, int32_t * token);
 
 // One step of generation: decodes token, then chooses the next one.
 PHX_API int phx_step(phx_context * ctx, phx_sampler * sampler, int32_t token, int32_t * next);

@@ -8,6 +8,7 @@
 
 #include "llama.h"
 
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -26,6 +27,21 @@ struct phx_model {
     hx::cache * cache = nullptr;  // of hot experts, NULL = none
 
     bool has_vocab() const { return llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_NONE; }
+};
+
+// Which experts every token selected, layer by layer, as ggml's eval callback delivers them.
+struct routing_record {
+    std::map<int32_t, std::vector<uint16_t>> layers;  // layer -> [n_tokens][top_k]
+    int32_t top_k = 0;
+    size_t n_expected = 0;  // tokens after the decode that runs: a layer with a second set of experts delivers more
+};
+
+struct phx_context {
+    phx_model * model = nullptr;
+    llama_context * llama = nullptr;
+    routing_record routing;
+    std::vector<std::vector<int32_t>> past;  // tokens decoded, of each sequence
+    int32_t n_outputs = 0;                   // rows of logits that the last decode left
 };
 
 namespace phx {
@@ -122,6 +138,12 @@ inline void require(bool condition, const char * message) {
         throw error(PHX_ERR_INVALID, message);
     }
 }
+
+// Throws if the token is not of the model.
+void require_token(const phx_model * model, int32_t token);
+
+// Evaluates tokens[i] after those decoded before of sequences[i] (phx.cpp).
+void decode(phx_context * ctx, const int32_t * tokens, const int32_t * sequences, const int8_t * wanted, int32_t n);
 
 // Throws if the file has tensors or values that upstream would load and then crash on.
 void check_file(const char * path);

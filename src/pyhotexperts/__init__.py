@@ -25,6 +25,7 @@ from pyhotexperts.errors import (
     OutOfMemoryError,
     PromptError,
     PyHotExpertsError,
+    TemplateError,
     UnavailableError,
 )
 from pyhotexperts.generation import Stream
@@ -81,6 +82,7 @@ __all__ = [
     "Sampling",
     "Score",
     "Stream",
+    "TemplateError",
     "UnavailableError",
     "__version__",
     "cpu_experts",

@@ -46,6 +46,23 @@ class Context:
         """Forget everything that was evaluated."""
         _ffi.lib.phx_context_clear(self.handle)
 
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens evaluated since the context was made or cleared."""
+        buf = _ffi.ffi.new("int32_t[]", self.n_ctx)
+        n = _ffi.ffi.new("int32_t *")
+        _ffi.check(_ffi.lib.phx_context_tokens(self.handle, buf, self.n_ctx, n), "cannot read the context")
+        return list(_ffi.ffi.unpack(buf, n[0]))
+
+    def keep(self, ids: Sequence[int]) -> int:
+        """Forget what was evaluated, but for the beginning that it has in common with these tokens.
+
+        Returns the number of tokens kept: less than there are, so that one remains to be evaluated.
+        """
+        n_kept = _ffi.ffi.new("int32_t *")
+        _ffi.check(_ffi.lib.phx_context_keep(self.handle, ids, len(ids), n_kept), DOING)
+        return int(n_kept[0])
+
     def decode(self, ids: Sequence[int], outputs: int) -> None:
         """Evaluate tokens, one native call per micro-batch, so that Ctrl-C gets through.
 

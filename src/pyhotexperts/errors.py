@@ -42,6 +42,10 @@ class ContextFullError(PromptError):
     """There are more tokens than the context holds."""
 
 
+class TemplateError(PyHotExpertsError, ValueError):
+    """A chat template is wrong, or takes too much time or memory."""
+
+
 class DecodeError(PyHotExpertsError):
     """The model could not be evaluated."""
 

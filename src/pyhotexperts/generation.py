@@ -110,7 +110,7 @@ class Stream(Iterator[Chunk]):
 def run(
     context: Any,
     sampler: Sampler,
-    evaluate: Callable[[], None],
+    evaluate: Callable[[], int],
     n_prompt: int,
     n_room: int,
     sampling: Sampling,
@@ -122,7 +122,7 @@ def run(
     Parameters
     ----------
     evaluate
-        Puts the prompt into the context.
+        Puts the prompt into the context; returns how many of its tokens were there already.
     n_room
         Tokens that the context can still take after the prompt.
     piece_of
@@ -140,9 +140,9 @@ def run(
     finish: FinishReason = "length"
 
     mark = clock()
-    evaluate()
+    n_reused = evaluate()
     token = ffi.new("int32_t *")
-    _ffi.check(lib.phx_sample(context, sampler.handle, token), "choosing a token")
+    _ffi.check(lib.phx_sample(context, sampler.handle, -1, token), "choosing a token")
     prompt_seconds = clock() - mark
     mark = clock()  # stopped while the caller has a chunk
     generation_seconds = 0.0
@@ -181,6 +181,7 @@ def run(
         finish_reason=finish,
         stop_string=text.stop_string,
         n_prompt_tokens=n_prompt,
+        n_reused_tokens=n_reused,
         prompt_seconds=prompt_seconds,
         generation_seconds=generation_seconds,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from pyhotexperts import _ffi, generation, loading, machine, placement, scoring
 from pyhotexperts import cache as hot_cache
+from pyhotexperts import chat_template as chat
 from pyhotexperts.cache import Cache
+from pyhotexperts.chat_template import Message
 from pyhotexperts.context import Context
 from pyhotexperts.errors import (
     ClosedError,
@@ -28,7 +30,7 @@ from pyhotexperts.exclusive import Claim, Exclusive
 from pyhotexperts.offload import HotExperts, Offload
 from pyhotexperts.results import DeviceMemory, Generation, ModelInfo, Perplexity, Routing, Score
 from pyhotexperts.sampling import MAX_SEED, Sampling
-from pyhotexperts.validation import choice, integer
+from pyhotexperts.validation import boolean, choice, integer
 from pyhotexperts.vocab import Prompt, Vocab
 
 MAX_N_CTX = 2**31 - 1
@@ -69,6 +71,8 @@ class Model:
         there is a GPU, which makes prompts with experts on the CPU much faster); "direct_io" reads it past the page
         cache; "repack" reads it into memory and gives the weights that the CPU computes the form of its fastest kernels
         (not pinned; without a GPU every mode does so), for `cpu_experts()` and `layers(n)`.
+    chat_template
+        A Jinja template for `chat`, None = the one in the file.
     progress
         Called with the loaded fraction, 0..1; True = a bar on stderr, False = nothing, None = a bar if stderr is a
         terminal. An exception that it raises stops the load.
@@ -100,12 +104,15 @@ class Model:
         flash_attn: str | bool = "auto",
         seed: int | None = None,
         load_mode: str = "mmap",
+        chat_template: str | None = None,
         progress: Callable[[float], object] | bool | None = None,
     ) -> None:
         if seed is not None:
             integer("seed", seed, -1, MAX_SEED)
         if progress is not None and not isinstance(progress, bool) and not callable(progress):
             raise ConfigError(f"progress must be a function, True, False or None, not {progress!r}")
+        if chat_template is not None:
+            chat.check_template(chat_template)
         request = load_request(
             path,
             n_gpu_layers=n_gpu_layers,
@@ -120,6 +127,8 @@ class Model:
         )
         _ffi.init()
         self._seed = seed
+        self._chat_template = chat_template
+        self._chat_prompt: tuple[str, list[int]] = ("", [])  # the last one of `chat`
         self._exclusive = Exclusive()
         self._open_stream: Callable[[], generation.Stream | None] = lambda: None
 
@@ -224,13 +233,16 @@ class Model:
 
     # ------------------------------------------------------------ generation
 
-    def generate(self, prompt: Prompt, **sampling: Any) -> Generation:
+    def generate(self, prompt: Prompt, *, reuse_prefix: bool = False, **sampling: Any) -> Generation:
         """Continue a prompt.
 
         Parameters
         ----------
         prompt
             Text, UTF-8 bytes, or token ids. An empty text starts from the model's BOS token.
+        reuse_prefix
+            Do not process again what the prompt has in common with what was evaluated before. Rounding may differ, and
+            with it a token now and then.
         **sampling
             Parameters of `Sampling`: temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty,
             frequency_penalty, repeat_last_n, seed, stop, max_tokens.
@@ -242,50 +254,97 @@ class Model:
         PromptError, ConfigError, BusyError, ClosedError
             See there.
         """
-        with self.stream(prompt, **sampling) as stream:
-            for _ in stream:
-                pass
-            return stream.result
+        return _whole(self.stream(prompt, reuse_prefix=reuse_prefix, **sampling))
 
-    def stream(self, prompt: Prompt, **sampling: Any) -> generation.Stream:
+    def stream(self, prompt: Prompt, *, reuse_prefix: bool = False, **sampling: Any) -> generation.Stream:
         """Continue a prompt, chunk by chunk. Parameters and errors as of `generate`.
 
         The model is busy until the stream is read to its end, closed or dropped.
         """
-        options = _sampling(sampling)
-        if options.seed is None:
-            options = replace(options, seed=self._seed)
-        claim = self._claim()
-        try:
-            ids = self._vocab.prompt(prompt)
-            if len(ids) + 1 > self.n_ctx:
-                raise ContextFullError(
-                    f"the prompt has {len(ids)} tokens, and the context of {self.n_ctx} must hold it and one more: "
-                    "shorten the prompt or load the model with a larger n_ctx"
-                )
-            sampler = generation.Sampler(self._model, options)
-        except BaseException:
-            claim.release()  # the exception's traceback keeps this frame, and so the claim
-            raise
+        return self._stream(lambda: self._vocab.prompt(prompt), reuse_prefix, sampling)
 
-        def evaluate() -> None:
-            self._context.clear()
-            self._context.decode(ids, _ffi.lib.PHX_OUTPUTS_LAST)
-            _ffi.check(_ffi.lib.phx_sampler_accept(sampler.handle, ids, len(ids)), "handing over the prompt")
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        reuse_prefix: bool = True,
+        **sampling: Any,
+    ) -> Generation:
+        """Answer the last message of a conversation.
 
-        chunks = generation.run(
-            self._context.handle,
-            sampler,
-            evaluate,
-            n_prompt=len(ids),
-            n_room=self.n_ctx - len(ids),
-            sampling=options,
-            piece_of=self._vocab.piece,
-            is_end=self._vocab.is_end,
+        Append the answer's text to the messages, then the next question, and call it again: what was processed before
+        is not processed again.
+
+        Parameters
+        ----------
+        messages
+            Dicts with "role" ("system", "user", "assistant", ...) and "content", oldest first. Names of special tokens
+            in them are taken as those tokens, as in the template.
+        tools
+            Descriptions of tools, for templates that know them.
+        template_options
+            More variables of the template, such as {"enable_thinking": False}.
+        reuse_prefix, **sampling
+            As of `generate`.
+
+        Raises
+        ------
+        UnavailableError
+            If the model has no chat template, and none was given to `Model`.
+        TemplateError
+            If the template is wrong, or takes more than 10 seconds, 1 GiB, or 16 million characters.
+        PromptError
+            If the messages are not of this form, or the template refuses them.
+        """
+        return _whole(
+            self.stream_chat(
+                messages, tools=tools, template_options=template_options, reuse_prefix=reuse_prefix, **sampling
+            )
         )
-        stream = generation.Stream(chunks, _Release(self, sampler, claim))
-        self._open_stream = weakref.ref(stream)
-        return stream
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        reuse_prefix: bool = True,
+        **sampling: Any,
+    ) -> generation.Stream:
+        """Answer the last message of a conversation, chunk by chunk. Parameters and errors as of `chat`."""
+        text = self.chat_prompt(messages, tools=tools, template_options=template_options)
+        return self._stream(lambda: self._chat_ids(text), reuse_prefix, sampling)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template that `chat` uses, None = there is none."""
+        return self._chat_template or self.metadata("tokenizer.chat_template")
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text that `chat` gives to the model. Parameters and errors as of `chat`."""
+        self._check_open()
+        template = self.chat_template
+        if template is None:
+            raise UnavailableError(
+                f"{self.path} has no chat template: if it is no chat model, use generate(), else give one with "
+                "Model(chat_template=...) or --chat-template-file"
+            )
+        variables = {
+            "add_generation_prompt": True,
+            "bos_token": self._vocab.name(self._info.token_bos),
+            "eos_token": self._vocab.name(self._info.token_eos),
+            "tools": tools,
+            **(template_options or {}),
+        }
+        return chat.render(template, messages, variables)
 
     # ------------------------------------------------------------ evaluation
 
@@ -428,6 +487,62 @@ class Model:
         _ffi.logger.log(logging.INFO if status.active and not status.reason else logging.WARNING, "%s", status)
         return cache
 
+    def _chat_ids(self, text: str) -> list[int]:
+        """Token ids of a rendered template: as far as it repeats the last prompt and the answer, the tokens of those.
+
+        Text that a model wrote is not always made of the tokens that the tokenizer would choose for it.
+        """
+        ids = self._vocab.chat_prompt(text)
+        last_text, last_ids = self._chat_prompt
+        known = self._context.tokens
+        if last_ids and text.startswith(last_text) and known[: len(last_ids)] == last_ids:
+            ids = last_ids + self._vocab.continued(known[len(last_ids) :], text[len(last_text) :])
+        self._chat_prompt = (text, ids)
+        return ids
+
+    def _stream(
+        self, ids_of: Callable[[], list[int]], reuse_prefix: bool, sampling: dict[str, Any]
+    ) -> generation.Stream:
+        """A stream over the continuation of a prompt."""
+        boolean("reuse_prefix", reuse_prefix)
+        options = _sampling(sampling)
+        if options.seed is None:
+            options = replace(options, seed=self._seed)
+        claim = self._claim()
+        try:
+            ids = ids_of()
+            if len(ids) + 1 > self.n_ctx:
+                raise ContextFullError(
+                    f"the prompt has {len(ids)} tokens, and the context of {self.n_ctx} must hold it and one more: "
+                    "shorten the prompt or load the model with a larger n_ctx"
+                )
+            sampler = generation.Sampler(self._model, options)
+        except BaseException:
+            claim.release()  # the exception's traceback keeps this frame, and so the claim
+            raise
+
+        def evaluate() -> int:
+            if not reuse_prefix:
+                self._context.clear()
+            n_reused = self._context.keep(ids)
+            self._context.decode(ids[n_reused:], _ffi.lib.PHX_OUTPUTS_LAST)
+            _ffi.check(_ffi.lib.phx_sampler_accept(sampler.handle, ids, len(ids)), "handing over the prompt")
+            return n_reused
+
+        chunks = generation.run(
+            self._context.handle,
+            sampler,
+            evaluate,
+            n_prompt=len(ids),
+            n_room=self.n_ctx - len(ids),
+            sampling=options,
+            piece_of=self._vocab.piece,
+            is_end=self._vocab.is_end,
+        )
+        stream = generation.Stream(chunks, _Release(self, sampler, claim))
+        self._open_stream = weakref.ref(stream)
+        return stream
+
     def _check_open(self) -> None:
         if not self._close.alive:
             raise ClosedError("the model was closed: load it again")
@@ -456,6 +571,14 @@ class _Release:
     def __call__(self) -> None:
         self._sampler.close()
         self._claim.release()
+
+
+def _whole(stream: generation.Stream) -> Generation:
+    """Read a stream to its end."""
+    with stream:
+        for _ in stream:
+            pass
+        return stream.result
 
 
 def _free(resources: list[Callable[[], object]]) -> None:

@@ -28,6 +28,8 @@ class Generation:
         The stop string that was met, if any.
     n_prompt_tokens
         Tokens of the prompt.
+    n_reused_tokens
+        Those of them that were not processed again, because the context began with them already.
     prompt_seconds
         Time to process the prompt and choose the first token.
     generation_seconds
@@ -39,13 +41,15 @@ class Generation:
     finish_reason: FinishReason
     stop_string: str | None
     n_prompt_tokens: int
+    n_reused_tokens: int
     prompt_seconds: float
     generation_seconds: float
 
     @property
     def prompt_speed(self) -> float:
-        """Prompt tokens per second."""
-        return self.n_prompt_tokens / self.prompt_seconds if self.prompt_seconds > 0 else 0.0
+        """Prompt tokens processed per second."""
+        n = self.n_prompt_tokens - self.n_reused_tokens
+        return n / self.prompt_seconds if self.prompt_seconds > 0 else 0.0
 
     @property
     def generation_speed(self) -> float:

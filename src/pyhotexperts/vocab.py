@@ -78,6 +78,10 @@ class Vocab:
         self._pieces[token] = data
         return data
 
+    def name(self, token: int) -> str:
+        """Text of a special token, "" for -1."""
+        return "" if token < 0 else self.detokenize([token], special=True)
+
     def is_end(self, token: int) -> bool:
         """Whether the token ends a generation."""
         return bool(self._call("phx_token_is_eog", token))
@@ -88,6 +92,29 @@ class Vocab:
         if not ids:
             raise PromptError("the prompt is empty, and the model has no BOS token to start from: give some text")
         return ids
+
+    def chat_prompt(self, text: str) -> list[int]:
+        """Token ids of a rendered chat template, which names its special tokens itself."""
+        ids = self.tokenize(text, False, True)
+        bos = self._info.token_bos
+        if self._info.add_bos and ids[:1] != [bos]:
+            ids.insert(0, bos)
+        if not ids:
+            raise PromptError("the chat template makes an empty prompt of these messages")
+        return ids
+
+    def continued(self, tokens: Sequence[int], text: str) -> list[int]:
+        """Token ids of a text in the middle of a prompt: the given tokens as far as it begins with their text."""
+        rest = text.encode()
+        n_used = at = end = 0
+        for n, token in enumerate(tokens, 1):
+            piece = self.piece(token)
+            if not piece or not rest.startswith(piece, end):
+                break
+            end += len(piece)
+            if rest[end : end + 1] < b"\x80" or rest[end : end + 1] >= b"\xc0":  # not inside a character
+                n_used, at = n, end
+        return [*tokens[:n_used], *self.tokenize(rest[at:], False, True)]
 
     def checked(self, tokens: Sequence[int]) -> list[int]:
         """The tokens as a list of ints, if all are of this model."""

@@ -43,8 +43,9 @@ def test_every_command_of_the_readme_parses(root: Path) -> None:
 
 
 def test_every_flag_and_variable_of_the_table_exists(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parser().parse_args(["generate", "--help"])
+    for command in ("generate", "chat"):
+        with pytest.raises(SystemExit):
+            parser().parse_args([command, "--help"])
     help_text = capsys.readouterr().out
     tables = "".join((root / name).read_text(encoding="utf-8") for name in ("README.md", "docs/knobs.md"))
     rows = [line for line in tables.splitlines() if line.startswith("| `")]

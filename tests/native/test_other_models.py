@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gguf
@@ -14,8 +14,8 @@ import pyhotexperts as phx
 N_EMBD, N_HEAD, N_FF, N_VOCAB, N_LAYER = 64, 4, 96, 50, 2
 
 
-def write_dense(path: Path) -> Path:
-    """A model of llama's architecture without experts and without a tokenizer."""
+def write_dense(path: Path, add: Callable[[gguf.GGUFWriter], object] = lambda writer: None) -> Path:
+    """A model of llama's architecture without experts and without a tokenizer; `add` adds to its metadata."""
     rng = np.random.default_rng(0)
 
     def random(*shape: int) -> np.ndarray:
@@ -31,6 +31,7 @@ def write_dense(path: Path) -> Path:
     writer.add_rope_dimension_count(N_EMBD // N_HEAD)
     writer.add_tokenizer_model("none")
     writer.add_vocab_size(N_VOCAB)
+    add(writer)
     writer.add_tensor("token_embd.weight", random(N_VOCAB, N_EMBD))
     writer.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
     writer.add_tensor("output.weight", random(N_VOCAB, N_EMBD))

@@ -1,4 +1,4 @@
-"""The command ``pyhotexperts``: demo, generate, bench, info."""
+"""The command ``pyhotexperts``: demo, generate, chat, bench, info."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from pyhotexperts import __version__
-from pyhotexperts.cli import bench, demo, generate, info
+from pyhotexperts.cli import bench, chat, demo, generate, info
 from pyhotexperts.errors import ConfigError, PyHotExpertsError
 
 logger = logging.getLogger("pyhotexperts")
@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"pyhotexperts {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (demo, generate, bench, info):
+    for module in (demo, generate, chat, bench, info):
         module.add_parser(commands)
     return top
 

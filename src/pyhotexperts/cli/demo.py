@@ -17,7 +17,7 @@ PROMPTS = (
     "NOM\n       copier - copier des fichiers\n\nDESCRIPTION\n",
 )
 MAX_TOKENS = 96
-SAMPLING = {"temperature": 0.4, "repeat_penalty": 1.08, "repeat_last_n": 128, "seed": 3}
+SAMPLING: dict[str, Any] = {"temperature": 0.4, "repeat_penalty": 1.08, "repeat_last_n": 128, "seed": 3}
 
 
 def add_parser(commands: Any) -> None:

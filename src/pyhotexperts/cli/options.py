@@ -389,8 +389,8 @@ def offload_of(arguments: argparse.Namespace) -> Offload | str:
     return modes[chosen[0]]() if chosen else "auto"
 
 
-def load_model(arguments: argparse.Namespace) -> Model:
-    """The model that the flags describe."""
+def load_model(arguments: argparse.Namespace, **more: Any) -> Model:
+    """The model that the flags describe; `more` are further parameters of `Model`."""
     return Model(
         arguments.model,
         offload=offload_of(arguments),
@@ -403,6 +403,7 @@ def load_model(arguments: argparse.Namespace) -> Model:
         type_v=arguments.cache_type_v,
         flash_attn=arguments.flash_attn,
         load_mode=arguments.load_mode,
+        **more,
     )
 
 
