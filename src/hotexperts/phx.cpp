@@ -7,10 +7,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <map>
+#include <memory>
 
 namespace {
 
@@ -304,6 +303,7 @@ int phx_model_get_info(const phx_model * model, phx_model_info * out) {
         info.size = llama_model_size(model->llama);
         info.n_layer = llama_model_n_layer(model->llama);
         info.n_embd = llama_model_n_embd(model->llama);
+        info.n_embd_out = llama_model_n_embd_out(model->llama);
         info.n_vocab = model->n_vocab;
         info.n_ctx_train = llama_model_n_ctx_train(model->llama);
         info.n_expert = llama_model_n_expert(model->llama);
@@ -389,37 +389,34 @@ const char * phx_kv_type_name(int32_t index) {
 int phx_context_new(phx_model * model, const phx_context_params * params, phx_context ** out) {
     return phx::guarded([&] {
         phx::require(model && params && out, "a required argument is NULL");
-        auto * ctx = new phx_context;
+        std::unique_ptr<phx_context, void (*)(phx_context *)> ctx(new phx_context, phx_context_free);
         ctx->model = model;
         llama_context_params llama_params = phx::to_llama(*params, model->llama);
         if (params->record_routing) {
             llama_params.cb_eval = on_eval;
             llama_params.cb_eval_user_data = &ctx->routing;
         }
+        llama_params.embeddings = params->embeddings != 0;
         phx::log_capture log;
-        try {
-            ctx->llama = llama_init_from_model(model->llama, llama_params);
-        } catch (...) {
-            delete ctx;
-            throw;
-        }
+        ctx->llama = llama_init_from_model(model->llama, llama_params);
         if (!ctx->llama) {
-            delete ctx;
             throw phx::error(log.status(PHX_ERR_INVALID), log.text());
         }
         if (!llama_get_causal_attn(ctx->llama)) {
-            llama_free(ctx->llama);
-            delete ctx;
             throw phx::error(PHX_ERR_UNSUPPORTED, "the model is an encoder: it gives embeddings, not text");
         }
+        const auto pooling = llama_pooling_type(ctx->llama);
+        if (params->embeddings && (pooling == LLAMA_POOLING_TYPE_NONE || pooling == LLAMA_POOLING_TYPE_RANK)) {
+            throw phx::error(PHX_ERR_UNSUPPORTED, "the model was not made to give embeddings: its file names no pooling of its tokens");
+        }
         ctx->past.resize(llama_n_seq_max(ctx->llama));
-        *out = ctx;
+        *out = ctx.release();
     });
 }
 
 void phx_context_free(phx_context * ctx) {
     if (ctx) {
-        llama_free(ctx->llama);
+        llama_free(ctx->llama);  // may be NULL
         delete ctx;
     }
 }
@@ -507,6 +504,15 @@ int phx_logits(phx_context * ctx, int32_t first, int32_t n_rows, float * out) {
         }
         const size_t width = size_t(ctx->model->n_vocab);
         memcpy(out, logits + size_t(first) * width, size_t(n_rows) * width * sizeof(float));
+    });
+}
+
+int phx_embedding(phx_context * ctx, float * out) {
+    return phx::guarded([&] {
+        phx::require(ctx && out, "a required argument is NULL");
+        const float * embedding = llama_get_embeddings_seq(ctx->llama, 0);
+        phx::require(embedding != nullptr, "there is no embedding: nothing was evaluated for one");
+        std::copy_n(embedding, llama_model_n_embd_out(ctx->model->llama), out);
     });
 }
 

@@ -33,7 +33,8 @@ enum phx_status {
     PHX_ERR_CANCELLED = 6,    // phx_progress.cancel was set
     PHX_ERR_UNSUPPORTED = 7,  // this model or build cannot do that
     PHX_ERR_BUFFER = 8,       // the given buffer is too small; the needed size was written
-    PHX_ERR_INTERNAL = 9      // an assertion of the native code failed
+    PHX_ERR_INTERNAL = 9,     // an assertion of the native code failed
+    PHX_ERR_GRAMMAR = 10      // a grammar cannot be used
 };
 
 // Message of the last failure in this thread. Returns its full length in bytes.
@@ -92,6 +93,7 @@ typedef struct {
     uint64_t size;          // bytes of all tensors
     int32_t n_layer;
     int32_t n_embd;
+    int32_t n_embd_out;     // width of an embedding of a text
     int32_t n_vocab;
     int32_t n_ctx_train;    // tokens
     int32_t n_expert;       // routed experts per layer, 0 = dense model
@@ -140,6 +142,7 @@ typedef struct {
     int32_t type_v;
     int32_t flash_attn;        // -1 auto, 0 off, 1 on
     int32_t record_routing;    // 1: keep which experts were selected (slower: cuts the graph at every layer)
+    int32_t embeddings;        // 1: for phx_embedding, not for generating
     uint32_t n_sequences;      // texts that share the context, 0 = 8, or 1 if each would need a recurrent state of its own
 } phx_context_params;
 
@@ -189,6 +192,9 @@ PHX_API int phx_decode_sequences(phx_context * ctx, const int32_t * tokens, cons
 // Copies the logits of output rows first .. first + n_rows - 1 of the last decode; out: float[n_rows][n_vocab].
 PHX_API int phx_logits(phx_context * ctx, int32_t first, int32_t n_rows, float * out);
 
+// Embedding of all that was decoded since the context was made; out: float[n_embd].
+PHX_API int phx_embedding(phx_context * ctx, float * out);
+
 // Routing recorded since the context was made.
 PHX_API int phx_routing_shape(const phx_context * ctx, int32_t * n_tokens, int32_t * n_layers, int32_t * top_k);
 // layers: int32[n_layers], the model's layer numbers; out: uint16[n_tokens][n_layers][top_k], best expert first.
@@ -214,7 +220,6 @@ typedef struct {
 
 typedef struct phx_sampler phx_sampler;
 
-// PHX_ERR_INVALID also for a grammar that cannot be used.
 PHX_API int phx_sampler_new(const phx_model * model, const phx_sampler_params * params, phx_sampler ** out);
 PHX_API void phx_sampler_free(phx_sampler * sampler);
 

@@ -17,7 +17,7 @@ constexpr size_t MAX_DEPTH = 5000;      // of rules that begin with another rule
 constexpr uint64_t MAX_PATHS = 1000000;
 
 [[noreturn]] void refuse(const std::string & reason) {
-    throw phx::error(PHX_ERR_INVALID, reason);
+    throw phx::error(PHX_ERR_GRAMMAR, "the grammar cannot be used: " + reason);
 }
 
 // Skips what stands between quotes or brackets, from the opening sign on.

@@ -69,7 +69,7 @@ sampler_ptr make_grammar(const phx_model * model, const char * grammar) {
     phx::log_capture log;
     sampler_ptr result(llama_sampler_init_grammar(model->vocab, grammar, "root"));
     if (!result) {
-        throw phx::error(PHX_ERR_INVALID, log.text());
+        throw phx::error(PHX_ERR_GRAMMAR, "the grammar cannot be used: " + log.text());
     }
     return result;
 }

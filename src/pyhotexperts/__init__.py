@@ -17,6 +17,7 @@ from pyhotexperts.errors import (
     ConfigError,
     ContextFullError,
     DecodeError,
+    GrammarError,
     InternalError,
     LoadCancelledError,
     ModelLoadError,
@@ -43,7 +44,16 @@ from pyhotexperts.offload import (
     hot_experts,
     layers,
 )
-from pyhotexperts.results import Chunk, DeviceMemory, Generation, ModelInfo, Perplexity, Routing, Score
+from pyhotexperts.results import (
+    Chunk,
+    DeviceMemory,
+    Generation,
+    ModelInfo,
+    Perplexity,
+    Routing,
+    Score,
+    TokenLogprob,
+)
 from pyhotexperts.sampling import Sampling
 from pyhotexperts.simulation import CacheSimulation, simulate_cache
 
@@ -64,6 +74,7 @@ __all__ = [
     "DeviceMemory",
     "FullGpu",
     "Generation",
+    "GrammarError",
     "HotExperts",
     "InternalError",
     "Layers",
@@ -83,6 +94,7 @@ __all__ = [
     "Score",
     "Stream",
     "TemplateError",
+    "TokenLogprob",
     "UnavailableError",
     "__version__",
     "cpu_experts",

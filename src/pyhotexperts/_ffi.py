@@ -36,6 +36,7 @@ _ERRORS: dict[int, type[errors.PyHotExpertsError]] = {
     lib.PHX_ERR_CANCELLED: errors.LoadCancelledError,
     lib.PHX_ERR_UNSUPPORTED: errors.UnavailableError,
     lib.PHX_ERR_BUFFER: errors.InternalError,
+    lib.PHX_ERR_GRAMMAR: errors.GrammarError,
     lib.PHX_ERR_INTERNAL: errors.InternalError,
 }
 

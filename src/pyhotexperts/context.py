@@ -20,14 +20,17 @@ DOING = "cannot evaluate the tokens"
 class Context:
     """Holds what was evaluated (the KV cache). `close()` frees it, once, before its model is freed."""
 
-    def __init__(self, model: Any, n_vocab: int, request: LoadRequest, record_routing: bool = False) -> None:
+    def __init__(
+        self, model: Any, n_vocab: int, request: LoadRequest, record_routing: bool = False, embeddings: bool = False
+    ) -> None:
         out = _ffi.ffi.new("phx_context **")
-        status = _ffi.lib.phx_context_new(model, request.context_params(record_routing), out)
+        status = _ffi.lib.phx_context_new(model, request.context_params(record_routing, embeddings), out)
         _ffi.check(status, f"cannot make a context of {request.n_ctx or 'the default number of'} tokens")
         self.handle = out[0]
         self.n_ctx = int(_ffi.lib.phx_context_n_ctx(self.handle))
+        self.n_sequences = int(_ffi.lib.phx_context_n_sequences(self.handle))
         self._n_vocab = n_vocab
-        self._n_ubatch = request.n_ubatch
+        self.n_ubatch = request.n_ubatch
         self._lock = threading.RLock()  # `n_past` may be asked for by any thread
 
     def close(self) -> None:
@@ -77,11 +80,26 @@ class Context:
                 f"{len(ids)} tokens after {self.n_past} do not fit into the context of {self.n_ctx}: "
                 "call reset() first, or load the model with a larger n_ctx"
             )
-        for at in range(0, len(ids), self._n_ubatch):
-            part = ids[at : at + self._n_ubatch]
-            is_last = at + self._n_ubatch >= len(ids)
+        for at in range(0, len(ids), self.n_ubatch):
+            part = ids[at : at + self.n_ubatch]
+            is_last = at + self.n_ubatch >= len(ids)
             wanted = lib.PHX_OUTPUTS_NONE if outputs == lib.PHX_OUTPUTS_LAST and not is_last else outputs
             _ffi.check(lib.phx_decode(self.handle, part, len(part), wanted), DOING)
+
+    def decode_sequences(self, ids: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]) -> None:
+        """Evaluate tokens in one pass, each after those of its sequence before; wanted: whether to keep its logits."""
+        status = _ffi.lib.phx_decode_sequences(self.handle, ids, sequences, wanted, len(ids))
+        _ffi.check(status, DOING)
+
+    def clear_sequence(self, sequence: int) -> None:
+        """Forget what was evaluated for one sequence."""
+        _ffi.check(_ffi.lib.phx_context_clear_sequence(self.handle, sequence), "cannot clear the sequence")
+
+    def embedding(self, width: int) -> npt.NDArray[np.float32]:
+        """float32[width]: embedding of what was evaluated, of a context made for embeddings."""
+        out = np.empty(width, np.float32)
+        _ffi.check(_ffi.lib.phx_embedding(self.handle, _ffi.ffi.from_buffer("float[]", out)), "reading the embedding")
+        return out
 
     def logits(self, n_rows: int) -> npt.NDArray[np.float32]:
         """float32[n_rows, n_vocab]: the first rows of logits that the last evaluation left."""
@@ -102,8 +120,8 @@ class Context:
         if first:
             self.decode(ids[:first], lib.PHX_OUTPUTS_NONE)
         parts = []
-        for at in range(first, len(ids) - 1, self._n_ubatch):
-            part = ids[at : min(at + self._n_ubatch, len(ids) - 1)]
+        for at in range(first, len(ids) - 1, self.n_ubatch):
+            part = ids[at : min(at + self.n_ubatch, len(ids) - 1)]
             self.decode(part, lib.PHX_OUTPUTS_ALL)
             parts.append(scoring.nll_of(self.logits(len(part)), ids[at + 1 : at + 1 + len(part)]))
         nll = np.concatenate(parts)

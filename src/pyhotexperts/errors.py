@@ -14,6 +14,10 @@ class ConfigError(PyHotExpertsError, ValueError):
     """A parameter, command line flag or environment variable has a value that cannot be used."""
 
 
+class GrammarError(ConfigError):
+    """A grammar or a JSON schema cannot be used."""
+
+
 class NativeLibraryError(PyHotExpertsError):
     """The compiled part of the package cannot be used in this process."""
 

@@ -135,6 +135,7 @@ def _model_info(info: Any) -> ModelInfo:
         size=info.size,
         n_layer=info.n_layer,
         n_embd=info.n_embd,
+        n_embd_out=info.n_embd_out,
         n_vocab=info.n_vocab,
         n_ctx_train=info.n_ctx_train,
         n_expert=info.n_expert,

@@ -6,13 +6,14 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from pyhotexperts import _ffi, generation, loading, machine, placement, scoring
+from pyhotexperts import _ffi, batch, generation, loading, machine, placement, scoring
 from pyhotexperts import cache as hot_cache
 from pyhotexperts import chat_template as chat
 from pyhotexperts.cache import Cache
@@ -31,9 +32,10 @@ from pyhotexperts.offload import HotExperts, Offload
 from pyhotexperts.results import DeviceMemory, Generation, ModelInfo, Perplexity, Routing, Score
 from pyhotexperts.sampling import MAX_SEED, Sampling
 from pyhotexperts.validation import boolean, choice, integer
-from pyhotexperts.vocab import Prompt, Vocab
+from pyhotexperts.vocab import Batch, Prompt, Vocab, is_batch
 
 MAX_N_CTX = 2**31 - 1
+MAX_N_SEQ = 256  # upstream's limit
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 
 
@@ -64,6 +66,9 @@ class Model:
         Types of the KV cache, such as "f16", "q8_0". A quantised `type_v` needs flash attention.
     flash_attn
         "auto", "on" or "off"; True and False mean "on" and "off".
+    n_seq_max
+        Prompts that `generate` continues at the same time, which share the context. None = 8, or 1 for a model with
+        recurrent layers, whose state would take memory for each of them.
     seed
         Default seed of `generate` and `stream`, None or -1 = a new one each time.
     load_mode
@@ -102,6 +107,7 @@ class Model:
         type_k: str = "f16",
         type_v: str = "f16",
         flash_attn: str | bool = "auto",
+        n_seq_max: int | None = None,
         seed: int | None = None,
         load_mode: str = "mmap",
         chat_template: str | None = None,
@@ -123,6 +129,7 @@ class Model:
             type_k=type_k,
             type_v=type_v,
             flash_attn=flash_attn,
+            n_seq_max=n_seq_max,
             load_mode=load_mode,
         )
         _ffi.init()
@@ -189,6 +196,11 @@ class Model:
         self._check_open()
         return self._context.n_past
 
+    @property
+    def n_seq_max(self) -> int:
+        """Prompts that `generate` continues at the same time."""
+        return self._context.n_sequences
+
     def metadata(self, key: str) -> str | None:
         """A scalar of the GGUF's metadata as text, None if there is none of that key."""
         return self._vocab.metadata(key)
@@ -233,28 +245,44 @@ class Model:
 
     # ------------------------------------------------------------ generation
 
-    def generate(self, prompt: Prompt, *, reuse_prefix: bool = False, **sampling: Any) -> Generation:
-        """Continue a prompt.
+    @overload
+    def generate(self, prompt: Prompt, *, reuse_prefix: bool = False, **sampling: Any) -> Generation: ...
+
+    @overload
+    def generate(self, prompt: Batch, **sampling: Any) -> list[Generation]: ...
+
+    def generate(
+        self, prompt: Prompt | Batch, *, reuse_prefix: bool = False, **sampling: Any
+    ) -> Generation | list[Generation]:
+        """Continue a prompt, or several at once.
 
         Parameters
         ----------
         prompt
-            Text, UTF-8 bytes, or token ids. An empty text starts from the model's BOS token.
+            Text, UTF-8 bytes, or token ids. An empty text starts from the model's BOS token. A list of those: each is
+            continued on its own, `n_seq_max` of them at a time, and the result is a list in the same order; the i-th of
+            them has the seed `seed` + i, and without `max_tokens` an equal share of the context.
         reuse_prefix
             Do not process again what the prompt has in common with what was evaluated before. Rounding may differ, and
-            with it a token now and then.
+            with it a token now and then. Not for several prompts.
         **sampling
             Parameters of `Sampling`: temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty,
-            frequency_penalty, repeat_last_n, seed, stop, max_tokens.
+            frequency_penalty, repeat_last_n, seed, stop, max_tokens, grammar, json_schema, logit_bias, logprobs.
 
         Raises
         ------
         ContextFullError
             If the prompt leaves no room in the context.
+        GrammarError
+            If the grammar or the JSON schema cannot be used.
         PromptError, ConfigError, BusyError, ClosedError
             See there.
         """
-        return _whole(self.stream(prompt, reuse_prefix=reuse_prefix, **sampling))
+        if is_batch(prompt):
+            if reuse_prefix:
+                raise ConfigError("reuse_prefix is not for several prompts: they begin with an empty context")
+            return self._batch(prompt, sampling)
+        return _whole(self.stream(cast(Prompt, prompt), reuse_prefix=reuse_prefix, **sampling))
 
     def stream(self, prompt: Prompt, *, reuse_prefix: bool = False, **sampling: Any) -> generation.Stream:
         """Continue a prompt, chunk by chunk. Parameters and errors as of `generate`.
@@ -413,6 +441,24 @@ class Model:
             bos = self._info.token_bos if self._info.add_bos else -1
             return scoring.perplexity(ids, n_ctx, max_chunks, bos, lambda chunk: self._context.nll(chunk, n_ctx // 2))
 
+    def embed(self, text: Prompt) -> npt.NDArray[np.float32]:
+        """Embedding of a text, of a model that was made for it, in a context of its own.
+
+        Returns
+        -------
+        float32[n_embd_out], not normalised.
+
+        Raises
+        ------
+        UnavailableError
+            If the model was made to generate text alone: its file names no pooling.
+        """
+        with self._claim():
+            ids = self._vocab.prompt(text)
+            with self._own_context(len(ids), len(ids), embeddings=True) as context:
+                context.decode(ids, _ffi.lib.PHX_OUTPUTS_ALL)
+                return context.embedding(self._info.n_embd_out)
+
     def record_routing(self, text: Prompt) -> Routing:
         """Which experts each token of a text selects, on whatever device the layers run.
 
@@ -428,13 +474,9 @@ class Model:
         with self._claim():
             ids = self._vocab.prompt(text)
             n_ubatch = min(self._placement.request.n_ubatch, len(ids))
-            request = replace(self._placement.request, n_ctx=len(ids), n_batch=n_ubatch, n_ubatch=n_ubatch)
-            context = Context(self._model, self._info.n_vocab, request, record_routing=True)
-            try:
+            with self._own_context(len(ids), n_ubatch, record_routing=True) as context:
                 context.decode(ids, _ffi.lib.PHX_OUTPUTS_ALL)
                 return context.routing(self._info.n_expert)
-            finally:
-                context.close()
 
     # ------------------------------------------------------------ lifetime
 
@@ -487,6 +529,11 @@ class Model:
         _ffi.logger.log(logging.INFO if status.active and not status.reason else logging.WARNING, "%s", status)
         return cache
 
+    def _own_context(self, n_ctx: int, n_ubatch: int, **purpose: bool) -> closing[Context]:
+        """A context of its own for one text, closed at the end of its block."""
+        request = replace(self._placement.request, n_ctx=n_ctx, n_batch=n_ubatch, n_ubatch=n_ubatch, n_sequences=1)
+        return closing(Context(self._model, self._info.n_vocab, request, **purpose))
+
     def _chat_ids(self, text: str) -> list[int]:
         """Token ids of a rendered template: as far as it repeats the last prompt and the answer, the tokens of those.
 
@@ -505,17 +552,10 @@ class Model:
     ) -> generation.Stream:
         """A stream over the continuation of a prompt."""
         boolean("reuse_prefix", reuse_prefix)
-        options = _sampling(sampling)
-        if options.seed is None:
-            options = replace(options, seed=self._seed)
+        options = self._options(sampling)
         claim = self._claim()
         try:
-            ids = ids_of()
-            if len(ids) + 1 > self.n_ctx:
-                raise ContextFullError(
-                    f"the prompt has {len(ids)} tokens, and the context of {self.n_ctx} must hold it and one more: "
-                    "shorten the prompt or load the model with a larger n_ctx"
-                )
+            ids = self._fitting(ids_of())
             sampler = generation.Sampler(self._model, options)
         except BaseException:
             claim.release()  # the exception's traceback keeps this frame, and so the claim
@@ -526,22 +566,55 @@ class Model:
                 self._context.clear()
             n_reused = self._context.keep(ids)
             self._context.decode(ids[n_reused:], _ffi.lib.PHX_OUTPUTS_LAST)
-            _ffi.check(_ffi.lib.phx_sampler_accept(sampler.handle, ids, len(ids)), "handing over the prompt")
+            sampler.accept(ids)
             return n_reused
 
-        chunks = generation.run(
-            self._context.handle,
-            sampler,
-            evaluate,
-            n_prompt=len(ids),
-            n_room=self.n_ctx - len(ids),
-            sampling=options,
-            piece_of=self._vocab.piece,
-            is_end=self._vocab.is_end,
-        )
+        writing = self._writing(options, self.n_ctx - len(ids))
+        chunks = generation.run(self._context, sampler, writing, evaluate, len(ids), options.logprobs)
         stream = generation.Stream(chunks, _Release(self, sampler, claim))
         self._open_stream = weakref.ref(stream)
         return stream
+
+    def _fitting(self, ids: list[int]) -> list[int]:
+        """The tokens of a prompt, if the context can hold them and one more."""
+        if len(ids) + 1 > self.n_ctx:
+            raise ContextFullError(
+                f"the prompt has {len(ids)} tokens, and the context of {self.n_ctx} must hold it and one more: "
+                "shorten the prompt or load the model with a larger n_ctx"
+            )
+        return ids
+
+    def _writing(self, options: Sampling, n_room: int) -> generation.Writing:
+        """A generation that begins; n_room: tokens that the context can still take after its prompt."""
+        # The last token needs no place in the context: it is not evaluated.
+        limit = n_room + 1 if options.max_tokens is None else min(options.max_tokens, n_room + 1)
+        return generation.Writing(options, limit, self._vocab.piece, self._vocab.is_end)
+
+    def _batch(self, prompts: Sequence[Prompt], sampling: dict[str, Any]) -> list[Generation]:
+        """The continuations of several prompts."""
+        options = self._options(sampling)
+        jobs: list[batch.Job] = []
+        with self._claim():
+            try:
+                all_ids = [self._fitting(self._vocab.prompt(prompt)) for prompt in prompts]
+                share = self.n_ctx // max(1, min(self._context.n_sequences, len(prompts)))
+                for i, ids in enumerate(all_ids):
+                    # without max_tokens, each has an equal share of the context
+                    room = (share if options.max_tokens is None else self.n_ctx) - len(ids)
+                    seed = None if options.seed in (None, -1) else (options.seed + i) % (MAX_SEED + 1)
+                    one = replace(options, seed=seed)
+                    writing = self._writing(one, max(0, room))
+                    sampler = generation.Sampler(self._model, one)
+                    jobs.append(batch.Job(ids, sampler, writing, options.logprobs))
+                return batch.run(self._context, jobs)
+            finally:
+                for job in jobs:
+                    job.sampler.close()
+
+    def _options(self, sampling: dict[str, Any]) -> Sampling:
+        """The sampling parameters, with this model's seed as the default."""
+        options = _sampling(sampling)
+        return replace(options, seed=self._seed) if options.seed is None else options
 
     def _check_open(self) -> None:
         if not self._close.alive:
@@ -606,6 +679,7 @@ def load_request(
     type_k: str = "f16",
     type_v: str = "f16",
     flash_attn: str | bool = "auto",
+    n_seq_max: int | None = None,
     load_mode: str = "mmap",
 ) -> placement.LoadRequest:
     """The checked parameters of a load, as of `Model`.
@@ -629,6 +703,7 @@ def load_request(
         type_k=_kv_type("type_k", type_k),
         type_v=_kv_type("type_v", type_v),
         flash_attn=_flash_attn(flash_attn),
+        n_sequences=0 if n_seq_max is None else integer("n_seq_max", n_seq_max, 1, MAX_N_SEQ),
     )
     return replace(request, path=loading.check_file(path))
 

@@ -62,6 +62,7 @@ class LoadRequest:
     type_k: int
     type_v: int
     flash_attn: int
+    n_sequences: int = 0  # 0 = default
 
     def model_params(self, offload: Offload) -> Any:
         """The native model parameters."""
@@ -72,12 +73,13 @@ class LoadRequest:
         params.hot_experts = isinstance(offload, HotExperts)
         return params
 
-    def context_params(self, record_routing: bool = False) -> Any:
+    def context_params(self, record_routing: bool = False, embeddings: bool = False) -> Any:
         """The native context parameters."""
         params = _ffi.ffi.new("phx_context_params *")
-        for name in ("n_ctx", "n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "flash_attn"):
+        for name in ("n_ctx", "n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "flash_attn", "n_sequences"):
             setattr(params, name, getattr(self, name))
         params.record_routing = record_routing
+        params.embeddings = embeddings
         return params
 
 

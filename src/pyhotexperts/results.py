@@ -13,6 +13,25 @@ FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """How likely the model found a token, before penalties, temperature and the like.
+
+    Parameters
+    ----------
+    token
+        Its id.
+    logprob
+        Its log-probability, in nats.
+    top
+        (id, log-probability) of the most likely tokens, the most likely one first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
 class Generation:
     """A finished generation.
 
@@ -34,6 +53,8 @@ class Generation:
         Time to process the prompt and choose the first token.
     generation_seconds
         Time for the tokens after the first.
+    logprobs
+        One for each of `tokens` if they were asked for, else None.
     """
 
     text: str
@@ -44,6 +65,7 @@ class Generation:
     n_reused_tokens: int
     prompt_seconds: float
     generation_seconds: float
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
     @property
     def prompt_speed(self) -> float:
@@ -60,10 +82,11 @@ class Generation:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a streamed generation: text that is ready to show, and the tokens generated for it."""
+    """A piece of a streamed generation: text that is ready to show, the tokens generated for it, their logprobs."""
 
     text: str
     tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +177,7 @@ class ModelInfo:
     size: int  # bytes of all tensors
     n_layer: int
     n_embd: int
+    n_embd_out: int  # width of an embedding of a text
     n_vocab: int
     n_ctx_train: int  # tokens
     n_expert: int  # routed experts per layer, 0 = dense model

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyhotexperts.errors import PromptError
-from pyhotexperts.results import Perplexity
+from pyhotexperts.results import Perplexity, TokenLogprob
 
 ROW_BLOCK = 4_000_000  # logits handled at a time, so that float64 copies stay small
 
@@ -33,6 +33,19 @@ def nll_of(logits: npt.NDArray[np.float32], targets: Sequence[int]) -> npt.NDArr
         rows -= top[:, None]
         out[at : at + step] = top + np.log(np.exp(rows, out=rows).sum(axis=1)) - chosen
     return out
+
+
+def token_logprob(logits: npt.NDArray[np.float32], token: int, n_top: int) -> TokenLogprob:
+    """Log-probability of a token, and the n_top most likely ones, from its row of logits: float32[n_vocab]."""
+    row = logits.astype(np.float64)
+    row -= row.max()
+    row -= np.log(np.exp(row).sum())
+    n_top = min(n_top, len(row))
+    top = np.argpartition(-row, n_top - 1)[:n_top] if n_top else np.empty(0, np.int64)
+    top = top[np.argsort(-row[top], kind="stable")]
+    return TokenLogprob(
+        token=token, logprob=float(row[token]), top=tuple(zip(top.tolist(), row[top].tolist(), strict=True))
+    )
 
 
 def perplexity(

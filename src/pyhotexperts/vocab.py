@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence, Sized
+from typing import Any, TypeGuard
 
 from pyhotexperts import _ffi
 from pyhotexperts.errors import BusyError, ClosedError, ConfigError, PromptError
 from pyhotexperts.results import ModelInfo
 
 Prompt = str | bytes | Sequence[int]
+Batch = list[str] | list[bytes] | list[Sequence[int]] | list[list[int]] | tuple[Prompt, ...]
+
+
+def is_batch(prompt: Prompt | Batch) -> TypeGuard[Batch]:
+    """Whether these are several prompts: a list (not empty) of texts or of lists of token ids."""
+    return isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], Sized)
 
 
 class Vocab:

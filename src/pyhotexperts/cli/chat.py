@@ -39,6 +39,7 @@ def add_parser(commands: Any) -> None:
     )
     options.add_model_flags(parser)
     options.add_sampling_flags(parser)
+    options.add_structure_flags(parser)
     parser.set_defaults(run=lambda arguments: run(parser, arguments))
 
 
@@ -47,7 +48,9 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     options.resolve(parser, arguments)
     if sys.stdin is None:
         raise ConfigError("there is no standard input to read questions from")
-    template = read_template(arguments.chat_template_file)
+    template = arguments.chat_template_file
+    if template is not None:
+        template = options.read_file(template, "the chat template")
     with options.load_model(arguments, chat_template=template) as model:
         conversation = Conversation(model, arguments.system_prompt, options.sampling_of(arguments))
         conversation.check()
@@ -56,16 +59,6 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         say(f"{Path(model.path).name}; /help says what else can be typed")
         while (line := read_line()) is not None and line != "/exit":
             conversation.take(line)
-
-
-def read_template(name: str | None) -> str | None:
-    """The text of a template file."""
-    if name is None:
-        return None
-    try:
-        return Path(name).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"cannot read the chat template {name}: {e}") from None
 
 
 def read_line() -> str | None:

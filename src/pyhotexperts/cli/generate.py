@@ -25,6 +25,7 @@ def add_parser(commands: Any) -> None:
     g.add_argument("--no-display-prompt", action="store_true", help="print the continuation alone")
     options.add_model_flags(parser)
     options.add_sampling_flags(parser)
+    options.add_structure_flags(parser)
     parser.set_defaults(run=lambda arguments: run(parser, arguments))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pyhotexperts.errors import ConfigError
@@ -360,6 +361,23 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_structure_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that say what form the text must have."""
+    g = parser.add_argument_group("form of the text").add_mutually_exclusive_group()
+    g.add_argument("--grammar", metavar="GBNF", help="a grammar with a rule named root")
+    g.add_argument("--grammar-file", metavar="FNAME", help="a file that holds the grammar")
+    g.add_argument("-j", "--json-schema", metavar="SCHEMA", help="a JSON schema; {} = any JSON")
+    g.add_argument("-jf", "--json-schema-file", metavar="FNAME", help="a file that holds the schema")
+
+
+def read_file(name: str, what: str) -> str:
+    """The text of a file that a flag names."""
+    try:
+        return Path(name).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"cannot read {what} {name}: {e}") from None
+
+
 def offload_of(arguments: argparse.Namespace) -> Offload | str:
     """The offload mode that the flags describe."""
     given = arguments.on_command_line
@@ -409,7 +427,14 @@ def load_model(arguments: argparse.Namespace, **more: Any) -> Model:
 
 def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of `Model.stream` that the flags describe."""
+    grammar, schema = arguments.grammar, arguments.json_schema
+    if arguments.grammar_file is not None:
+        grammar = read_file(arguments.grammar_file, "the grammar")
+    if arguments.json_schema_file is not None:
+        schema = read_file(arguments.json_schema_file, "the JSON schema")
     return {
+        "grammar": grammar,
+        "json_schema": schema,
         "max_tokens": None if arguments.predict in (None, -1) else arguments.predict,
         "temperature": arguments.temp,
         "top_k": arguments.top_k,
