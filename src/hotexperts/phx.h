@@ -110,6 +110,17 @@ typedef struct {
 
 typedef struct phx_model phx_model;
 
+// What a GGUF file says of the model that it is a part of.
+typedef struct {
+    int32_t index;           // of the shard, from 0
+    int32_t count;           // shards of the model, 1 = the file is all of it
+    int64_t n_tensors;       // in this file
+    int64_t n_tensors_all;   // in all shards together
+} phx_shard;
+
+// Reads the metadata of one file only. PHX_ERR_LOAD also for files that are no model, such as LoRA adapters.
+PHX_API int phx_shard_read(const char * path, phx_shard * out);
+
 PHX_API int phx_model_load(const char * path, const phx_model_params * params, phx_progress * progress, phx_model ** out);
 PHX_API void phx_model_free(phx_model * model);
 PHX_API int phx_model_get_info(const phx_model * model, phx_model_info * out);

@@ -1,5 +1,6 @@
 // What a GGUF must not contain although upstream would load it: tensors of types that its CPU kernels do not take (they
-// crash while computing), and numbers that its graph asserts on. Reads metadata only.
+// crash while computing), and numbers that its graph asserts on. And what a file says of its place among others. Reads
+// metadata only.
 #include "phx_impl.h"
 
 #include "ggml.h"
@@ -58,20 +59,94 @@ void check_values(const gguf_context * gguf) {
     }
 }
 
+struct gguf_file {
+    std::unique_ptr<gguf_context, gguf_deleter> gguf;
+    std::unique_ptr<ggml_context, void (*)(ggml_context *)> tensors{ nullptr, ggml_free };
+};
+
+// Throws nothing: gguf is NULL if the file cannot be read.
+gguf_file open_file(const char * path) {
+    gguf_file file;
+    ggml_context * tensors = nullptr;
+    gguf_init_params params = { /*.no_alloc =*/true, /*.ctx =*/&tensors };
+    file.gguf.reset(gguf_init_from_file(path, params));
+    file.tensors.reset(tensors);
+    return file;
+}
+
+// The value of an integer key, or another if there is no such key.
+int64_t integer(const gguf_context * gguf, const char * key, int64_t otherwise) {
+    const int64_t i = gguf_find_key(gguf, key);
+    if (i < 0) {
+        return otherwise;
+    }
+    switch (gguf_get_kv_type(gguf, i)) {
+        case GGUF_TYPE_UINT16: return gguf_get_val_u16(gguf, i);
+        case GGUF_TYPE_INT32: return gguf_get_val_i32(gguf, i);
+        default: throw phx::error(PHX_ERR_LOAD, std::string(key) + " has the wrong type");
+    }
+}
+
+std::string text(const gguf_context * gguf, const char * key) {
+    const int64_t i = gguf_find_key(gguf, key);
+    return i >= 0 && gguf_get_kv_type(gguf, i) == GGUF_TYPE_STRING ? gguf_get_val_str(gguf, i) : "";
+}
+
+// Files that belong to a model but are none.
+void check_kind(const gguf_context * gguf) {
+    if (text(gguf, "general.type") == "adapter") {
+        throw phx::error(PHX_ERR_LOAD, "it is a LoRA adapter, which this package does not apply: merge it into its base model "
+                                       "(llama.cpp's llama-export-lora does) and load the result");
+    }
+    if (text(gguf, "general.type") == "mmproj" || text(gguf, "general.architecture") == "clip") {
+        throw phx::error(PHX_ERR_LOAD, "it is the projector of a multimodal model, for images: load the model itself, for text");
+    }
+}
+
 }  // namespace
 
 namespace phx {
 
 void check_file(const char * path) {
-    ggml_context * tensors = nullptr;
-    gguf_init_params params = { /*.no_alloc =*/true, /*.ctx =*/&tensors };
-    std::unique_ptr<gguf_context, gguf_deleter> gguf(gguf_init_from_file(path, params));
-    if (!gguf) {
+    const gguf_file file = open_file(path);
+    if (!file.gguf) {
         return;  // the load says what is wrong
     }
-    const std::unique_ptr<ggml_context, void (*)(ggml_context *)> owner(tensors, ggml_free);
-    check_tensors(tensors);
-    check_values(gguf.get());
+    check_kind(file.gguf.get());
+    check_tensors(file.tensors.get());
+    check_values(file.gguf.get());
+    const int64_t count = integer(file.gguf.get(), "split.count", 1);
+    char prefix[4096];
+    if (count < 2 || llama_split_prefix(prefix, sizeof(prefix), path, 0, int32_t(count)) <= 0) {
+        return;
+    }
+    for (int32_t i = 1; i < count; i++) {
+        char shard[4096];
+        llama_split_path(shard, sizeof(shard), prefix, i, int32_t(count));
+        const gguf_file other = open_file(shard);
+        if (other.gguf) {
+            check_tensors(other.tensors.get());
+        }
+    }
 }
 
 }  // namespace phx
+
+int phx_shard_read(const char * path, phx_shard * out) {
+    return phx::guarded_load([&] {
+        phx::require(path && out, "a required argument is NULL");
+        phx::log_install();  // this may be the first call of all
+        phx::log_capture log(/*quiet=*/true);
+        const gguf_file file = open_file(path);
+        if (!file.gguf) {
+            throw phx::error(PHX_ERR_LOAD, log.text());
+        }
+        check_kind(file.gguf.get());
+        phx_shard shard = {};
+        shard.n_tensors = gguf_get_n_tensors(file.gguf.get());
+        shard.index = int32_t(integer(file.gguf.get(), "split.no", 0));
+        shard.count = int32_t(integer(file.gguf.get(), "split.count", 1));
+        shard.n_tensors_all = integer(file.gguf.get(), "split.tensors.count", shard.n_tensors);
+        *out = shard;
+    });
+}

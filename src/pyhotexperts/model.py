@@ -13,7 +13,7 @@ from typing import Any, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from pyhotexperts import _ffi, batch, generation, loading, machine, placement, scoring
+from pyhotexperts import _ffi, batch, generation, hub, loading, machine, placement, scoring, shards
 from pyhotexperts import cache as hot_cache
 from pyhotexperts import chat_template as chat
 from pyhotexperts.cache import Cache
@@ -47,7 +47,7 @@ class Model:
     Parameters
     ----------
     path
-        The GGUF file, None = the small model that is part of the package.
+        The GGUF file (any one of them if there are several), None = the small model that is part of the package.
     offload
         Where the weights go: `cpu_experts()`, `layers(n_cpu_moe)`, `full_gpu()`, `hot_experts(...)`, the name of one
         that needs no number, or "auto": everything on the GPU if it fits, else hot experts when available, else CPU
@@ -157,6 +157,53 @@ class Model:
             raise
         resources.append(self._context.close)
         _ffi.drain_log()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo: str,
+        *,
+        filename: str | None = None,
+        revision: str | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+        **parameters: Any,
+    ) -> Model:
+        """Load a model of the Hugging Face Hub, downloaded into its cache if it is not there yet (extra ``hf``).
+
+        Parameters
+        ----------
+        repo
+            "user/model", or "user/model:quant", such as "user/model-GGUF:Q4_K_M". Without a quantisation: Q4_K_M, else
+            Q8_0, else the first model.
+        filename
+            A file of the repository instead (of a model in several files, any one of them).
+        revision
+            Branch, tag or commit, None = the newest state.
+        cache_dir, token
+            As of huggingface_hub, None = its own settings.
+        local_files_only
+            Look into the cache alone. That is done too when there is no network.
+        **parameters
+            As of `Model`.
+
+        Raises
+        ------
+        UnavailableError
+            If huggingface_hub is not installed, or the Hub cannot be reached and the cache does not have the model.
+        ModelNotFoundError
+            If there is no such repository, revision, quantisation or file.
+        """
+        path = hub.download(
+            repo,
+            filename=filename,
+            revision=revision,
+            cache_dir=cache_dir,
+            token=token,
+            local_files_only=local_files_only,
+        )
+        return cls(path, **parameters)
 
     # ------------------------------------------------------------ facts
 
@@ -705,7 +752,7 @@ def load_request(
         flash_attn=_flash_attn(flash_attn),
         n_sequences=0 if n_seq_max is None else integer("n_seq_max", n_seq_max, 1, MAX_N_SEQ),
     )
-    return replace(request, path=loading.check_file(path))
+    return replace(request, path=shards.first_shard(loading.check_file(path)))
 
 
 def kv_types() -> list[str]:

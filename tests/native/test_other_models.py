@@ -14,14 +14,16 @@ import pyhotexperts as phx
 N_EMBD, N_HEAD, N_FF, N_VOCAB, N_LAYER = 64, 4, 96, 50, 2
 
 
-def write_dense(path: Path, add: Callable[[gguf.GGUFWriter], object] = lambda writer: None) -> Path:
+def write_dense(
+    path: Path, add: Callable[[gguf.GGUFWriter], object] = lambda writer: None, tensors_per_file: int = 0
+) -> Path:
     """A model of llama's architecture without experts and without a tokenizer; `add` adds to its metadata."""
     rng = np.random.default_rng(0)
 
     def random(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape, dtype=np.float32) * 0.1
 
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=tensors_per_file)
     writer.add_block_count(N_LAYER)
     writer.add_context_length(256)
     writer.add_embedding_length(N_EMBD)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pyhotexperts import hub
 from pyhotexperts.errors import ConfigError
 from pyhotexperts.model import FLASH_ATTN, Model, kv_types
 from pyhotexperts.offload import (
@@ -130,6 +131,22 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         env="LLAMA_ARG_MODEL",
         metavar="FNAME",
         help="GGUF file; default: the small model of the package",
+    )
+    add(
+        g,
+        "-hf",
+        "--hf-repo",
+        env="LLAMA_ARG_HF_REPO",
+        metavar="REPO",
+        help="a model of the Hugging Face Hub instead: user/model, or user/model:quant; default quant: Q4_K_M",
+    )
+    add(
+        g,
+        "-hff",
+        "--hf-file",
+        env="LLAMA_ARG_HF_FILE",
+        metavar="FNAME",
+        help="the file of that repository",
     )
     add(
         g,
@@ -407,10 +424,23 @@ def offload_of(arguments: argparse.Namespace) -> Offload | str:
     return modes[chosen[0]]() if chosen else "auto"
 
 
+def model_path(arguments: argparse.Namespace) -> str | os.PathLike[str] | None:
+    """The file that -m names, or the one that -hf stands for, downloaded; a flag wins over a variable."""
+    given = arguments.on_command_line
+    if {"model", "hf_repo"} <= given:
+        raise ConfigError("--model and --hf-repo contradict each other: give one of them")
+    if arguments.hf_repo is not None and "model" not in given:
+        return hub.download(arguments.hf_repo, filename=arguments.hf_file)
+    if arguments.hf_file is not None and "hf_file" in given:
+        raise ConfigError("--hf-file names a file of a repository: give --hf-repo too")
+    path: str | None = arguments.model
+    return path
+
+
 def load_model(arguments: argparse.Namespace, **more: Any) -> Model:
     """The model that the flags describe; `more` are further parameters of `Model`."""
     return Model(
-        arguments.model,
+        model_path(arguments),
         offload=offload_of(arguments),
         n_gpu_layers=arguments.gpu_layers,
         n_ctx=arguments.ctx_size,
