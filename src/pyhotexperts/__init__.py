@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from importlib.metadata import version as _version
 
+from pyhotexperts.async_stream import AsyncStream
 from pyhotexperts.cache import Cache, CacheStatus
 from pyhotexperts.errors import (
     BusyError,
@@ -31,7 +32,7 @@ from pyhotexperts.errors import (
 )
 from pyhotexperts.generation import Stream
 from pyhotexperts.loading import embedded_model
-from pyhotexperts.machine import Device, devices
+from pyhotexperts.machine import Device, build_info, devices
 from pyhotexperts.model import Model, kv_types
 from pyhotexperts.offload import (
     CpuExperts,
@@ -60,6 +61,7 @@ from pyhotexperts.simulation import CacheSimulation, simulate_cache
 __version__ = _version("pyhotexperts")
 
 __all__ = [
+    "AsyncStream",
     "BusyError",
     "Cache",
     "CacheSimulation",
@@ -97,6 +99,7 @@ __all__ = [
     "TokenLogprob",
     "UnavailableError",
     "__version__",
+    "build_info",
     "cpu_experts",
     "devices",
     "embedded_model",

@@ -116,6 +116,9 @@ class Stream(Iterator[Chunk]):
         with self._claim():
             self._release()
 
+    def __reduce__(self) -> str:
+        raise TypeError("a stream cannot be copied or pickled: its `result` can")
+
     def _claim(self) -> Claim:
         return self._exclusive.claim("the stream is in use by another thread: stop it there")
 

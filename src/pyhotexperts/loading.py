@@ -155,7 +155,7 @@ def _reporter(progress: ProgressCallback | bool | None, name: str) -> Iterator[P
     if callable(progress):
         yield progress
         return
-    if not (_is_terminal() if progress is None else progress):
+    if not (_is_watched() if progress is None else progress):
         yield lambda fraction: None
         return
     with tqdm(total=100, desc=f"loading {name}", unit="%", leave=False, file=sys.stderr) as bar:
@@ -167,8 +167,9 @@ def _reporter(progress: ProgressCallback | bool | None, name: str) -> Iterator[P
         yield show
 
 
-def _is_terminal() -> bool:
+def _is_watched() -> bool:
+    """Whether somebody sees stderr as it is written: in a terminal, or below the cell of a notebook."""
     try:
-        return sys.stderr.isatty()
+        return sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel.")
     except (AttributeError, ValueError):  # there is no stderr, or it is closed
         return False

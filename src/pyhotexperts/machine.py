@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from pyhotexperts import _ffi
 
@@ -41,6 +44,21 @@ def devices() -> list[Device]:
             )
         )
     return result
+
+
+def build_info() -> dict[str, Any]:
+    """What this package was built from and how, and which compute backends were loaded: values that JSON can hold.
+
+    Keys: version, python, platform, llama_cpp_commit, llama_cpp_version, llama_cpp_origin, patch_hash (sha256 of the
+    patch queue), build_type, compiler, cpu_built, cuda_built ("" = without CUDA), cuda_inactive_reason ("" = it is active),
+    system_info, backends.
+    """
+    return {
+        "version": version("pyhotexperts"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **_ffi.build_info(),
+    }
 
 
 def has_gpu() -> bool:

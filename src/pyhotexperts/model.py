@@ -16,6 +16,7 @@ import numpy.typing as npt
 from pyhotexperts import _ffi, batch, generation, hub, loading, machine, placement, scoring, shards
 from pyhotexperts import cache as hot_cache
 from pyhotexperts import chat_template as chat
+from pyhotexperts.async_stream import AsyncStream
 from pyhotexperts.cache import Cache
 from pyhotexperts.chat_template import Message
 from pyhotexperts.context import Context
@@ -80,7 +81,7 @@ class Model:
         A Jinja template for `chat`, None = the one in the file.
     progress
         Called with the loaded fraction, 0..1; True = a bar on stderr, False = nothing, None = a bar if stderr is a
-        terminal. An exception that it raises stops the load.
+        terminal or a notebook. An exception that it raises stops the load.
 
     Raises
     ------
@@ -391,6 +392,26 @@ class Model:
         """Answer the last message of a conversation, chunk by chunk. Parameters and errors as of `chat`."""
         text = self.chat_prompt(messages, tools=tools, template_options=template_options)
         return self._stream(lambda: self._chat_ids(text), reuse_prefix, sampling)
+
+    def astream(self, prompt: Prompt, *, reuse_prefix: bool = False, **sampling: Any) -> AsyncStream:
+        """Continue a prompt, for ``async for``. As `stream`, but errors come with the first chunk."""
+        return AsyncStream(lambda: self.stream(prompt, reuse_prefix=reuse_prefix, **sampling))
+
+    def astream_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        reuse_prefix: bool = True,
+        **sampling: Any,
+    ) -> AsyncStream:
+        """Answer the last message, for ``async for``. As `stream_chat`, but errors come with the first chunk."""
+        return AsyncStream(
+            lambda: self.stream_chat(
+                messages, tools=tools, template_options=template_options, reuse_prefix=reuse_prefix, **sampling
+            )
+        )
 
     @property
     def chat_template(self) -> str | None:

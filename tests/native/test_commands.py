@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,11 +68,25 @@ def test_demo_writes_text_and_tables() -> None:
     assert [row.split()[0] for row in rows] == ["0", "1", "2", "3", "4", "5"]
 
 
+def test_demo_with_a_live_view() -> None:
+    run = command("demo", "-t", "1", "--watch", env={"COLUMNS": "100", "LINES": "60"})
+    assert run.returncode == 0, run.stderr
+    text = run.stdout.decode()
+    plain, watched = command("demo", "-t", "1").stdout.decode(), text.split("\n" + "-" * 72 + "\n")[0]
+    assert re.search(r"\d+ tokens \| \d+\.\d tokens/s", watched)
+    for layer in range(6):
+        assert f"layer   {layer} " + "█" * 64 in watched
+    last = plain.split("-" * 72)[-2]  # the same text, in a frame
+    assert last.split("«")[1].split()[0] in watched
+    assert "written tokens" in text
+
+
 def test_info_as_json_and_as_text() -> None:
     run = command("info", "--json")
     assert run.returncode == 0, run.stderr
     facts = json.loads(run.stdout)
     assert facts["version"] == phx.__version__
+    assert facts | phx.build_info() == facts
     assert facts["llama_cpp_commit"] == "0c1e57098"
     assert len(facts["patch_hash"]) == 64
     assert "CPU" in facts["backends"]
@@ -188,4 +203,7 @@ def test_verbose_says_what_was_decided() -> None:
     run = command("generate", "-p", "a", "-n", "2", "-v")
     assert b"info: " in run.stderr
     assert b"offload " in run.stderr
+    assert b"debug: " not in run.stderr
     assert b"info: " not in command("generate", "-p", "a", "-n", "2").stderr
+    assert run.stderr.splitlines()[0] in (more := command("generate", "-p", "a", "-n", "2", "-vv").stderr)
+    assert more.count(b"debug: ") > 20

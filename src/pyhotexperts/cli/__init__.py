@@ -41,9 +41,9 @@ class Messages(logging.Handler):
 
 
 @contextmanager
-def shown_log(verbose: bool) -> Iterator[None]:
-    """Show warnings and errors while a command runs; verbose: what was decided too."""
-    handler = Messages(logging.INFO if verbose else logging.WARNING)
+def shown_log(verbose: int) -> Iterator[None]:
+    """Show warnings and errors while a command runs; verbose: 1 = what was decided too, 2 = what llama.cpp says too."""
+    handler = Messages((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)])
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(handler.level)
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         prepare_streams()
         arguments = parser().parse_args(argv)
-        with shown_log(getattr(arguments, "verbose", False)):
+        with shown_log(getattr(arguments, "verbose", 0)):
             arguments.run(arguments)
         sys.stdout.flush()
     except PyHotExpertsError as e:

@@ -52,7 +52,8 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     if template is not None:
         template = options.read_file(template, "the chat template")
     with options.load_model(arguments, chat_template=template) as model:
-        conversation = Conversation(model, arguments.system_prompt, options.sampling_of(arguments))
+        sampling = options.sampling_of(arguments) | options.structure_of(arguments)
+        conversation = Conversation(model, arguments.system_prompt, sampling)
         conversation.check()
         with suppress(ImportError):
             __import__("readline")  # arrow keys and history of the lines

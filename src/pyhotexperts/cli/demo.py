@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from pyhotexperts.cli import generate, options
+from pyhotexperts.cli.watch import Watch
+from pyhotexperts.model import Model
 from pyhotexperts.results import Generation, Routing
 
 # Our own sentences, one for each kind of text that the embedded model knows.
@@ -27,6 +29,7 @@ def add_parser(commands: Any) -> None:
         help="let the embedded model write, and show which experts it used",
         description="Let a model write three short texts, then show its speed and which experts it used.",
     )
+    parser.add_argument("--watch", action="store_true", help="a live view, with a map of the experts that are used")
     options.add_model_flags(parser)
     parser.set_defaults(run=lambda arguments: run(parser, arguments))
 
@@ -40,22 +43,46 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         print(f"{model.path}\n{info.architecture}, {info.n_params / 1e6:.1f} million parameters, {where}")
         print(f"Each text begins with a prompt, between » and «, and stops after {MAX_TOKENS} tokens at the latest.")
         model.generate([0], max_tokens=2)  # the first pass is slower: it is not measured
-        results: list[Generation] = []
-        routings: list[Routing] = []
-        for prompt in PROMPTS:
-            print("-" * 72)
-            print(f"»{prompt}«", end="", flush=True)
-            stream = model.stream(prompt, max_tokens=MAX_TOKENS, **SAMPLING)
-            results.append(generate.show(stream))
-            if model.info.n_expert:
-                tokens = model.tokenize(prompt) + list(results[-1].tokens)
-                routings.append(model.record_routing(tokens[: model.n_ctx]))
+        results, routings = watched(model) if arguments.watch else printed(model)
         print("-" * 72)
         print("\n".join(speed_table(results)))
         if routings:
             print()
             print("\n".join(expert_table(routings)))
             print("The fewer experts a text needs, the more of its work a cache of hot experts can keep on the GPU.")
+
+
+def printed(model: Model) -> tuple[list[Generation], list[Routing]]:
+    """Let the model write, one text below the other."""
+    results: list[Generation] = []
+    routings: list[Routing] = []
+    for prompt in PROMPTS:
+        print("-" * 72)
+        print(f"»{prompt}«", end="", flush=True)
+        results.append(generate.show(model.stream(prompt, max_tokens=MAX_TOKENS, **SAMPLING)))
+        routings += routing_of(model, prompt, results[-1])
+    return results, routings
+
+
+def watched(model: Model) -> tuple[list[Generation], list[Routing]]:
+    """Let the model write in a live view."""
+    results: list[Generation] = []
+    routings: list[Routing] = []
+    with Watch() as view:
+        for prompt in PROMPTS:
+            results.append(view.show(prompt, model.stream(prompt, max_tokens=MAX_TOKENS, **SAMPLING), model.cache))
+            for routing in routing_of(model, prompt, results[-1]):
+                view.add_routing(routing)
+                routings.append(routing)
+    return results, routings
+
+
+def routing_of(model: Model, prompt: str, result: Generation) -> list[Routing]:
+    """The routing of a text and its continuation, nothing for a dense model."""
+    if not model.info.n_expert:
+        return []
+    tokens = model.tokenize(prompt) + list(result.tokens)
+    return [model.record_routing(tokens[: model.n_ctx])]
 
 
 def speed_table(results: list[Generation]) -> list[str]:

@@ -34,7 +34,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     options.resolve(parser, arguments)
     prompt = read_prompt(arguments)
     with options.load_model(arguments) as model:
-        stream = model.stream(prompt, **options.sampling_of(arguments))
+        stream = model.stream(prompt, **options.sampling_of(arguments), **options.structure_of(arguments))
         if not arguments.no_display_prompt:
             sys.stdout.write(prompt)
         result = show(stream)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import platform
 import sys
 from dataclasses import asdict
 from typing import Any
 
-from pyhotexperts import __version__, _ffi, machine
+from pyhotexperts import _ffi, machine
 from pyhotexperts.loading import embedded_model
 
 NO_PATCHES = hashlib.sha256().hexdigest()
@@ -30,10 +29,7 @@ def add_parser(commands: Any) -> None:
 def collect() -> dict[str, Any]:
     """Everything that the command shows."""
     return {
-        "version": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        **_ffi.build_info(),
+        **machine.build_info(),
         "devices": [asdict(device) for device in machine.devices()],
         "n_threads": machine.default_threads(),
         "embedded_model": str(embedded_model()),

@@ -225,7 +225,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="how weights reach RAM; default: mmap",
     )
 
-    g.add_argument("-v", "--verbose", action="store_true", help="say what is decided while loading")
+    g.add_argument(
+        "-v", "--verbose", action="count", default=0, help="say what is decided while loading; -vv: llama.cpp's log too"
+    )
 
     g = parser.add_argument_group("offload")
     add(
@@ -387,6 +389,16 @@ def add_structure_flags(parser: argparse.ArgumentParser) -> None:
     g.add_argument("-jf", "--json-schema-file", metavar="FNAME", help="a file that holds the schema")
 
 
+def structure_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments of `Model.stream` that the flags of `add_structure_flags` describe."""
+    grammar, schema = arguments.grammar, arguments.json_schema
+    if arguments.grammar_file is not None:
+        grammar = read_file(arguments.grammar_file, "the grammar")
+    if arguments.json_schema_file is not None:
+        schema = read_file(arguments.json_schema_file, "the JSON schema")
+    return {"grammar": grammar, "json_schema": schema}
+
+
 def read_file(name: str, what: str) -> str:
     """The text of a file that a flag names."""
     try:
@@ -457,14 +469,7 @@ def load_model(arguments: argparse.Namespace, **more: Any) -> Model:
 
 def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of `Model.stream` that the flags describe."""
-    grammar, schema = arguments.grammar, arguments.json_schema
-    if arguments.grammar_file is not None:
-        grammar = read_file(arguments.grammar_file, "the grammar")
-    if arguments.json_schema_file is not None:
-        schema = read_file(arguments.json_schema_file, "the JSON schema")
     return {
-        "grammar": grammar,
-        "json_schema": schema,
         "max_tokens": None if arguments.predict in (None, -1) else arguments.predict,
         "temperature": arguments.temp,
         "top_k": arguments.top_k,
