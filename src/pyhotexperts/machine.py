@@ -50,8 +50,8 @@ def build_info() -> dict[str, Any]:
     """What this package was built from and how, and which compute backends were loaded: values that JSON can hold.
 
     Keys: version, python, platform, llama_cpp_commit, llama_cpp_version, llama_cpp_origin, patch_hash (sha256 of the
-    patch queue), build_type, compiler, cpu_built, cuda_built ("" = without CUDA), cuda_inactive_reason ("" = it is active),
-    system_info, backends.
+    patch queue), build_type, compiler, cpu_built, cuda_built ("" = without CUDA), cuda_inactive_reason ("" = it is
+    active), system_info, backends.
     """
     return {
         "version": version("pyhotexperts"),
