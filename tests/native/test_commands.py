@@ -200,10 +200,10 @@ def test_a_cache_that_cannot_be_had_is_said_on_stderr() -> None:
 
 
 def test_verbose_says_what_was_decided() -> None:
-    run = command("generate", "-p", "a", "-n", "2", "-v")
+    run = command("generate", "-p", "a", "-n", "2", "-t", "1", "-v")
     assert b"info: " in run.stderr
     assert b"offload " in run.stderr
     assert b"debug: " not in run.stderr
     assert b"info: " not in command("generate", "-p", "a", "-n", "2").stderr
-    assert run.stderr.splitlines()[0] in (more := command("generate", "-p", "a", "-n", "2", "-vv").stderr)
+    assert run.stderr.splitlines()[0] in (more := command("generate", "-p", "a", "-n", "2", "-t", "1", "-vv").stderr)
     assert more.count(b"debug: ") > 20
