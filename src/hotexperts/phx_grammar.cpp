@@ -1,12 +1,14 @@
-// Upstream writes the reason why a grammar does not parse to stderr, recurses as deeply as a grammar is nested, and looks for
-// left recursion along every path through the rules. So its parser is called rule by rule here, and the paths are counted
-// before they are walked.
+// Upstream writes the reason why a grammar does not parse to stderr, recurses as deeply as a grammar is nested, writes out
+// repetitions (for {3,2} until the memory is full), and looks for left recursion along every path through the rules. So
+// nesting and repetitions are counted in the text, its parser is called rule by rule, and the paths are counted before they
+// are walked.
 #include "phx_grammar.h"
 
 #include "llama-grammar.h"
 #include "phx_impl.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstring>
 
 namespace {
@@ -15,42 +17,97 @@ constexpr size_t MAX_BYTES = 1 << 20;
 constexpr size_t MAX_NESTING = 200;     // of parentheses; a level takes about a kilobyte of stack
 constexpr size_t MAX_DEPTH = 5000;      // of rules that begin with another rule
 constexpr uint64_t MAX_PATHS = 1000000;
+constexpr uint64_t MAX_REPEATED = 4000000;  // elements of 16 bytes that repetitions make
+constexpr uint64_t PER_REPETITION = 16;     // of them for the rule that an optional repetition makes
 
 [[noreturn]] void refuse(const std::string & reason) {
     throw phx::error(PHX_ERR_GRAMMAR, "the grammar cannot be used: " + reason);
 }
 
-// Skips what stands between quotes or brackets, from the opening sign on.
-const char * skip_literal(const char * at) {
-    const char end = *at == '"' ? '"' : ']';
-    for (at++; *at && *at != end; at++) {
-        if (*at == '\\' && at[1]) {
-            at++;
-        }
-    }
-    return at;
-}
+// The characters of a grammar, as far as they must be understood to count nesting and repetitions.
+class scanner {
+  public:
+    explicit scanner(const char * grammar) : at(grammar) {}
 
-void check_nesting(const char * grammar) {
-    size_t depth = 0;
-    for (const char * at = grammar; *at; at++) {
-        if (*at == '"' || *at == '[') {
-            at = skip_literal(at);
-            if (!*at) {
-                return;  // the parser says that it does not end
+    void check() {
+        size_t depth = 0;
+        uint64_t size = 1;       // elements of the item before, which a repetition repeats
+        uint64_t n_repeated = 0;  // elements in all
+        for (skip_space(); *at; skip_space()) {
+            if (*at == '"' || *at == '[') {
+                size = skip_literal();
+            } else if (*at == '{') {
+                const uint64_t times = repetitions();
+                n_repeated += (size + PER_REPETITION) * times;
+                size *= std::max<uint64_t>(1, times);
+                if (n_repeated > MAX_REPEATED) {
+                    refuse("its repetitions are too many or of too long texts: more than " + std::to_string(MAX_REPEATED) + " elements");
+                }
+            } else if (strchr("*+?}", *at)) {
+                at++;
+            } else {
+                size = 1;
+                depth += *at == '(';
+                depth -= *at == ')' && depth > 0;
+                if (depth > MAX_NESTING) {
+                    refuse("more than " + std::to_string(MAX_NESTING) + " parentheses inside each other");
+                }
+                at++;
             }
-        } else if (*at == '#') {
-            at += strcspn(at, "\r\n");
-            if (!*at) {
-                return;
-            }
-        } else if (*at == '(' && ++depth > MAX_NESTING) {
-            refuse("more than " + std::to_string(MAX_NESTING) + " parentheses inside each other");
-        } else if (*at == ')' && depth > 0) {
-            depth--;
         }
     }
-}
+
+  private:
+    void skip_space() {
+        while (*at && strchr(" \t\r\n#", *at)) {
+            at += *at == '#' ? strcspn(at, "\r\n") : 1;
+        }
+    }
+
+    // Skips what stands between quotes or brackets; returns its length. The parser says if it does not end.
+    uint64_t skip_literal() {
+        const char * begin = at;
+        const char end = *at == '"' ? '"' : ']';
+        for (at++; *at && *at != end; at++) {
+            if (*at == '\\' && at[1]) {
+                at++;
+            }
+        }
+        at += *at != '\0';
+        return uint64_t(at - begin);
+    }
+
+    // Skips {n}, {n,} or {n,m}; returns the larger number. The parser says if it is none of these.
+    uint64_t repetitions() {
+        at++;
+        const uint64_t least = number();
+        skip_space();
+        if (*at != ',') {
+            return least;
+        }
+        at++;
+        skip_space();
+        if (!isdigit((unsigned char) *at)) {
+            return least;
+        }
+        const uint64_t most = number();
+        if (most < least) {
+            refuse("the repetition {" + std::to_string(least) + "," + std::to_string(most) + "} has its limits in the wrong order");
+        }
+        return most;
+    }
+
+    uint64_t number() {
+        skip_space();
+        uint64_t result = 0;
+        for (; isdigit((unsigned char) *at); at++) {
+            result = std::min<uint64_t>(MAX_REPEATED + 1, result * 10 + uint64_t(*at - '0'));
+        }
+        return result;
+    }
+
+    const char * at;
+};
 
 // How a text can begin: walks the rules that may come first, each of them once.
 class beginnings {
@@ -153,7 +210,7 @@ void check_grammar(const llama_vocab * vocab, const char * grammar) {
     if (strlen(grammar) > MAX_BYTES) {
         refuse("it has more than " + std::to_string(MAX_BYTES) + " bytes");
     }
-    check_nesting(grammar);
+    scanner(grammar).check();
     llama_grammar_parser parser(vocab);
     parse(parser, grammar);
     beginnings begin(parser);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -170,6 +171,11 @@ def chain(rule: str, n: int) -> str:
         ("root ::= \"\\q\"", "unknown escape"),
         ("x ::= \"a\"\nroot ::= *", "line 2"),
         ("root ::= \"a\"{5000}", "repetitions exceeds"),
+        ("root ::= \"a\"{3, # comment\n 2}", r"\{3,2\} has its limits in the wrong order"),
+        ("root ::= \"a\"{99999999999999999999}", "repetitions are too many"),
+        ("root ::= \"" + "a" * 100_000 + "\"{50}", "of too long texts"),
+        ("root ::= \"" + "a" * 10_000 + "\"{30}{30}", "of too long texts"),
+        ("root ::= " + "[ab]{0,2000} " * 200, "repetitions are too many"),
         ("root ::= root \"a\" | \"b\"", "'root' is left-recursive"),
         ("root ::= a \"x\"\na ::= b?\nb ::= a", "left-recursive"),
         ("root ::= " + "(" * 5000 + "\"a\"" + ")" * 5000, "200 parentheses"),
@@ -185,6 +191,15 @@ def test_a_bad_grammar_is_refused(
         model.generate(PROMPT, grammar=grammar)
     assert capfd.readouterr() == ("", "")
     assert model.generate(PROMPT, max_tokens=1).tokens
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.sampled_from([*'root::=abc"[]()*+?{},.|<>!#\\\n -^019é', ' "a" ', "\nroot ::= ", "{3,1}"]), max_size=30)
+)
+def test_no_grammar_harms_the_process(shared_model: phx.Model, parts: list[str]) -> None:
+    with contextlib.suppress(phx.GrammarError, phx.DecodeError):
+        shared_model.generate([0], grammar='root ::= "a" ' + "".join(parts), max_tokens=2)
 
 
 def test_parentheses_in_literals_and_comments_do_not_nest(model: phx.Model) -> None:
