@@ -1,6 +1,7 @@
 # make demo   build everything in a private .venv and watch the embedded model write
 # make test   build, and run the quick tests
-# make lint   ruff and mypy
+# make lint   ruff, mypy and codespell
+# make docs   the documentation as a site, build/docs/index.html
 # make check  everything that CI runs
 #
 # Needs a C++17 compiler, Python >= 3.10 and git. CUDA is used when its toolkit and a GPU are found.
@@ -15,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(wildcard src/hotexperts/*) \
                 vendor/fetch.py vendor/llama.cpp.lock $(wildcard vendor/patches/*)
 
-.PHONY: demo test lint check clean
+.PHONY: demo test lint docs check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -28,6 +29,11 @@ lint: $(VENV)/.lint-tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
+
+docs: $(VENV)/.installed
+	$(PIP) install --no-build-isolation --editable ".[docs]"
+	$(BIN)/sphinx-build -W docs build/docs
 
 check:
 	bash .ci/run

@@ -37,13 +37,14 @@ def add_parser(commands: Any) -> None:
 def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Run the command."""
     options.resolve(parser, arguments)
+    view = Watch() if arguments.watch else None
     with options.load_model(arguments) as model:
         info = model.info
         where = "the GPU is used" if any(m.is_gpu and m.needed for m in model.memory) else "no GPU is used"
         print(f"{model.path}\n{info.architecture}, {info.n_params / 1e6:.1f} million parameters, {where}")
         print(f"Each text begins with a prompt, between » and «, and stops after {MAX_TOKENS} tokens at the latest.")
         model.generate([0], max_tokens=2)  # the first pass is slower: it is not measured
-        results, routings = watched(model) if arguments.watch else printed(model)
+        results, routings = watched(model, view) if view else printed(model)
         print("-" * 72)
         print("\n".join(speed_table(results)))
         if routings:
@@ -64,11 +65,11 @@ def printed(model: Model) -> tuple[list[Generation], list[Routing]]:
     return results, routings
 
 
-def watched(model: Model) -> tuple[list[Generation], list[Routing]]:
+def watched(model: Model, view: Watch) -> tuple[list[Generation], list[Routing]]:
     """Let the model write in a live view."""
     results: list[Generation] = []
     routings: list[Routing] = []
-    with Watch() as view:
+    with view:
         for prompt in PROMPTS:
             results.append(view.show(prompt, model.stream(prompt, max_tokens=MAX_TOKENS, **SAMPLING), model.cache))
             for routing in routing_of(model, prompt, results[-1]):
