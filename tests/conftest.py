@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -78,3 +81,15 @@ def model(shared_model: phx.Model) -> phx.Model:
     """The embedded model with an empty context."""
     shared_model.reset()
     return shared_model
+
+
+@pytest.fixture(scope="session")
+def make_model() -> ModuleType:
+    """benchmarks/make_model.py, the writer of geometry models."""
+    spec = importlib.util.spec_from_file_location("make_model", ROOT / "benchmarks" / "make_model.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["make_model"] = module
+    spec.loader.exec_module(module)
+    return module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections import OrderedDict
@@ -18,17 +17,6 @@ import pyhotexperts as phx
 
 N_TOKENS = 4096
 LAYERS = range(4)
-
-
-@pytest.fixture(scope="module")
-def make_model(root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_model", root / "benchmarks" / "make_model.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["make_model"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def lru_hit_rate(ids: np.ndarray, slots: int) -> float:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
+from test_geometry_models import small
 from test_other_models import write_dense
 
 import pyhotexperts as phx
@@ -108,3 +110,16 @@ def test_adapters_and_projectors_are_no_models(tmp_path: Path, kind: str, messag
     path = write_dense(tmp_path / "extra.gguf", lambda writer: writer.add_type(kind))
     with pytest.raises(phx.ModelLoadError, match=message):
         phx.Model(path)
+
+
+def test_a_mixture_of_experts_in_several_files(make_model: Any, tmp_path: Path) -> None:
+    g = small(make_model, "qwen3-30b-a3b")
+    make_model.write("qwen3-30b-a3b", g, tmp_path / "whole.gguf")
+    make_model.write("qwen3-30b-a3b", g, tmp_path / "parts.gguf", split_max_size=4_000_000)
+    files = sorted(tmp_path.glob("parts-*.gguf"))
+    assert len(files) > 3
+    outcomes = []
+    for path in (tmp_path / "whole.gguf", files[2]):
+        with phx.Model(path, n_ctx=256, n_threads=1) as model:
+            outcomes.append((model.generate([5, 6, 7], temperature=0, max_tokens=12).tokens, model.memory[-1].model))
+    assert outcomes[0] == outcomes[1]
