@@ -63,7 +63,7 @@ def render(template: str, messages: Sequence[Message], variables: Mapping[str, A
     if "refused" in answer:
         raise PromptError(f"the chat template does not take these messages: {answer['refused']}")
     if "wrong" in answer:
-        raise TemplateError(f"the chat template cannot be rendered: {answer['wrong']}. {_OTHER}")
+        raise TemplateError(f"the chat template cannot be rendered: {answer['wrong'].rstrip('.')}. {_OTHER}")
     raise TemplateError(f"the chat template takes too much memory or makes too long a text. {_OTHER}")
 
 

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from pyhotexperts import _ffi, batch, generation, hub, loading, machine, placement, scoring, shards
 from pyhotexperts import cache as hot_cache
-from pyhotexperts import chat_template as chat
 from pyhotexperts.async_stream import AsyncStream
 from pyhotexperts.cache import Cache
-from pyhotexperts.chat_template import Message
+from pyhotexperts.chat import ChatPrompts
+from pyhotexperts.chat_template import Message, check_template
 from pyhotexperts.context import Context
 from pyhotexperts.errors import (
     ClosedError,
@@ -119,7 +119,7 @@ class Model:
         if progress is not None and not isinstance(progress, bool) and not callable(progress):
             raise ConfigError(f"progress must be a function, True, False or None, not {progress!r}")
         if chat_template is not None:
-            chat.check_template(chat_template)
+            check_template(chat_template)
         request = load_request(
             path,
             n_gpu_layers=n_gpu_layers,
@@ -135,8 +135,6 @@ class Model:
         )
         _ffi.init()
         self._seed = seed
-        self._chat_template = chat_template
-        self._chat_prompt: tuple[str, list[int]] = ("", [])  # the last one of `chat`
         self._exclusive = Exclusive()
         self._open_stream: Callable[[], generation.Stream | None] = lambda: None
 
@@ -146,6 +144,7 @@ class Model:
         self._placement = decided
         self._model = model
         self._vocab = Vocab(model, self._info)
+        self._chat = ChatPrompts(self.path, self._info, self._vocab, chat_template)
         resources: list[Callable[[], object]] = [lambda: _ffi.lib.phx_model_free(model), self._vocab.close]
         self._close = weakref.finalize(self, _free, resources)
         self._close.atexit = False  # a daemon thread may still compute; the system frees what a process held
@@ -391,7 +390,7 @@ class Model:
     ) -> generation.Stream:
         """Answer the last message of a conversation, chunk by chunk. Parameters and errors as of `chat`."""
         text = self.chat_prompt(messages, tools=tools, template_options=template_options)
-        return self._stream(lambda: self._chat_ids(text), reuse_prefix, sampling)
+        return self._stream(lambda: self._chat.ids(text, self._context.tokens), reuse_prefix, sampling)
 
     def astream(self, prompt: Prompt, *, reuse_prefix: bool = False, **sampling: Any) -> AsyncStream:
         """Continue a prompt, for ``async for``. As `stream`, but errors come with the first chunk."""
@@ -416,7 +415,7 @@ class Model:
     @property
     def chat_template(self) -> str | None:
         """The Jinja template that `chat` uses, None = there is none."""
-        return self._chat_template or self.metadata("tokenizer.chat_template")
+        return self._chat.template
 
     def chat_prompt(
         self,
@@ -427,20 +426,7 @@ class Model:
     ) -> str:
         """The text that `chat` gives to the model. Parameters and errors as of `chat`."""
         self._check_open()
-        template = self.chat_template
-        if template is None:
-            raise UnavailableError(
-                f"{self.path} has no chat template: if it is no chat model, use generate(), else give one with "
-                "Model(chat_template=...) or --chat-template-file"
-            )
-        variables = {
-            "add_generation_prompt": True,
-            "bos_token": self._vocab.name(self._info.token_bos),
-            "eos_token": self._vocab.name(self._info.token_eos),
-            "tools": tools,
-            **(template_options or {}),
-        }
-        return chat.render(template, messages, variables)
+        return self._chat.text(messages, tools, template_options)
 
     # ------------------------------------------------------------ evaluation
 
@@ -601,19 +587,6 @@ class Model:
         """A context of its own for one text, closed at the end of its block."""
         request = replace(self._placement.request, n_ctx=n_ctx, n_batch=n_ubatch, n_ubatch=n_ubatch, n_sequences=1)
         return closing(Context(self._model, self._info.n_vocab, request, **purpose))
-
-    def _chat_ids(self, text: str) -> list[int]:
-        """Token ids of a rendered template: as far as it repeats the last prompt and the answer, the tokens of those.
-
-        Text that a model wrote is not always made of the tokens that the tokenizer would choose for it.
-        """
-        ids = self._vocab.chat_prompt(text)
-        last_text, last_ids = self._chat_prompt
-        known = self._context.tokens
-        if last_ids and text.startswith(last_text) and known[: len(last_ids)] == last_ids:
-            ids = last_ids + self._vocab.continued(known[len(last_ids) :], text[len(last_text) :])
-        self._chat_prompt = (text, ids)
-        return ids
 
     def _stream(
         self, ids_of: Callable[[], list[int]], reuse_prefix: bool, sampling: dict[str, Any]
