@@ -71,6 +71,8 @@ _OTHER = "Give another one: Model(chat_template=...) or --chat-template-file"
 
 
 def _answer(request: str) -> dict[str, str]:
+    if not sys.executable or getattr(sys, "frozen", False):
+        raise PyHotExpertsError("chat templates are rendered by a second Python, and this program has none to start")
     try:
         run = subprocess.run(
             [sys.executable, "-I", "-S", str(PROGRAM)],

@@ -70,6 +70,15 @@ def test_a_template_that_loops_is_stopped(monkeypatch: pytest.MonkeyPatch) -> No
         render("{{ 9 ** (9 ** 9) }}", HELLO, {})
 
 
+def test_a_program_without_a_python_to_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "")
+    with pytest.raises(phx.PyHotExpertsError, match="second Python"):
+        render("x", HELLO, {})
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(phx.PyHotExpertsError, match="cannot start Python"):
+        render("x", HELLO, {})
+
+
 def test_a_template_that_refuses_the_messages_says_why() -> None:
     with pytest.raises(phx.PromptError, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}", HELLO, {})
