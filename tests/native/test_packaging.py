@@ -119,7 +119,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runtime(base: Path) -> Path:
     """A folder with what the package needs to run, and nothing else."""
-    return link_distributions(base / "runtime", ["cffi", "numpy", "tqdm"])
+    return link_distributions(base / "runtime", ["cffi", "jinja2", "numpy", "tqdm"])
 
 
 @pytest.fixture(scope="module")
