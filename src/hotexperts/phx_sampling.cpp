@@ -121,7 +121,11 @@ int32_t sample(phx_context * ctx, phx_sampler * sampler, int32_t row) {
         token = choose(sampler, candidates);
     }
     if (sampler->grammar) {
-        llama_sampler_accept(sampler->grammar.get(), token);
+        try {
+            llama_sampler_accept(sampler->grammar.get(), token);
+        } catch (const std::exception & e) {  // where names of tokens and texts are mixed, upstream allows more than it takes
+            throw phx::error(PHX_ERR_DECODE, std::string("the grammar cannot go on after a token that it allowed: ") + e.what());
+        }
     }
     llama_sampler_accept(sampler->chain.get(), token);
     return token;

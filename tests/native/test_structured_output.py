@@ -243,6 +243,9 @@ def test_no_token_left_to_choose_is_an_error(model: phx.Model) -> None:
             model.generate(PROMPT, logit_bias=nothing, **sampling)
     with pytest.raises(phx.DecodeError, match="allows none of the model's tokens"):
         model.generate(PROMPT, grammar="root ::= <[99999999]>")
+    # the name of a token after a part of another token's text: upstream allows the latter and cannot go on after it
+    with pytest.raises(phx.DecodeError, match="cannot go on after a token that it allowed"):
+        model.generate(PROMPT, grammar="root ::= . !<[7]>", logit_bias={6916: 1000}, temperature=0)
     assert model.generate(PROMPT, max_tokens=1).tokens
 
 
