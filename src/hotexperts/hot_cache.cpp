@@ -359,6 +359,9 @@ void hot_cache::remove_context(context_link * link) {
     std::lock_guard<std::mutex> lock(mutex);
     for (size_t i = 0; i < layers.size(); i++) {
         layers[i]->counters.add(counters[i]);
+        if (layers[i]->fetched_by == link) {
+            layers[i]->fetched.clear();
+        }
     }
     contexts.erase(std::remove(contexts.begin(), contexts.end(), link), contexts.end());
 }
@@ -471,21 +474,36 @@ void hot_cache::layer_done(const context_link * link, uint32_t step, int32_t lay
     }
 }
 
-bool hot_cache::others_are_idle(const context_link * link) const {
-    return std::all_of(contexts.begin(), contexts.end(), [&](const context_link * c) {
-        return c == link || c->device != link->device || (!c->in_step && cudaEventQuery(c->step_done) == cudaSuccess);
-    });
+// Whether no other context of the device has a step that is not complete. CUDA is asked without the lock; the caller holds
+// contexts_mutex.
+bool hot_cache::others_are_idle(const context_link * link, std::unique_lock<std::mutex> & lock) const {
+    std::vector<std::pair<const context_link *, uint32_t>> others;
+    for (const context_link * c : contexts) {
+        if (c != link && c->device == link->device) {
+            others.emplace_back(c, c->begun);
+        }
+    }
+    if (others.empty()) {
+        return true;
+    }
+    lock.unlock();
+    const bool complete = std::all_of(others.begin(), others.end(), [](const auto & o) { return cudaEventQuery(o.first->step_done) == cudaSuccess; });
+    lock.lock();
+    return complete && std::all_of(others.begin(), others.end(), [](const auto & o) { return !o.first->in_step && o.first->begun == o.second; });
 }
 
-// Publishes what the context's last step fetched and the policy wants.
-void hot_cache::keep_fetched(device_part & part, const context_link * link) {
-    const bool is_there = link->fetch_step == part.fetch_steps && cudaEventQuery(link->step_done) == cudaSuccess;
+// Publishes what was fetched and the policy wants, as far as the steps that fetched it are complete.
+void hot_cache::keep_fetched(const device_part & part, const context_link * link, bool is_complete, bool others_idle) {
     for (size_t i = 0; i < layers.size(); i++) {
         cache_layer & l = *layers[i];
-        if (l.config.device != part.device) {
+        if (l.config.device != part.device || l.fetched.empty()) {
             continue;
         }
-        for (size_t k = 0; k < l.fetched.size() && is_there && !failed; k++) {
+        const bool is_overwritten = l.fetched_in != part.fetch_steps;
+        if (!is_overwritten && !(l.fetched_by == link ? is_complete : others_idle)) {
+            continue;
+        }
+        for (size_t k = 0; k < l.fetched.size() && !is_overwritten && !failed; k++) {
             keep(int32_t(i), k);
         }
         l.fetched.clear();
@@ -520,11 +538,15 @@ step_start hot_cache::begin_step(context_link * link, uint32_t step) {
             c->finish_observing();
         }
     }
+    const bool was_complete = cudaEventQuery(link->step_done) == cudaSuccess;
+    std::unique_lock<std::mutex> alive(contexts_mutex, std::try_to_lock);  // where somebody reads counters, others count as busy
     std::unique_lock<std::mutex> lock(mutex);
     device_part & part = part_of(link->device);
+    const bool is_complete = was_complete && !link->in_step;
     link->in_step = false;  // of a step that was not finished
+    const bool others_idle = alive.owns_lock() ? others_are_idle(link, lock) : contexts.size() == 1;
     publish_finished(part);
-    keep_fetched(part, link);
+    keep_fetched(part, link, is_complete, others_idle);
     const bool alone = std::none_of(contexts.begin(), contexts.end(), [&](const context_link * c) { return c != link && c->device == link->device && c->in_step; });
     if (alone && !failed) {
         begin_uploads(part);
@@ -539,7 +561,7 @@ step_start hot_cache::begin_step(context_link * link, uint32_t step) {
     step_start start = {};
     start.changes.assign(log.begin() + ptrdiff_t(link->applied - log_begin), log.end());
     link->applied = log_begin + log.size();
-    if (!failed && others_are_idle(link)) {
+    if (!failed && others_idle) {
         start.share = part.share.choose(MAX_FETCHES);
         link->fetch_step = ++part.fetch_steps;
     }
@@ -552,7 +574,7 @@ void hot_cache::end_step(context_link * link, cudaStream_t stream) {
     link->in_step = false;
 }
 
-void hot_cache::observe(int32_t layer, const int32_t * ids, int32_t n_tokens, int32_t top_k) {
+void hot_cache::observe(int32_t layer, const int32_t * ids, int32_t n_tokens, int32_t top_k, const std::vector<int32_t> & fetched) {
     uint16_t row[512];
     if (top_k > 512) {
         return;
@@ -570,18 +592,21 @@ void hot_cache::observe(int32_t layer, const int32_t * ids, int32_t n_tokens, in
         l.policy.observe(row, top_k, /*first_of_step=*/t == 0);
     }
     l.pending = l.policy.plan(l.table, n_tokens);
-    const auto is_fetched = [&](const upload & u) { return std::find(l.fetched.begin(), l.fetched.end(), u.expert) != l.fetched.end(); };
+    const auto is_fetched = [&](const upload & u) { return std::find(fetched.begin(), fetched.end(), u.expert) != fetched.end(); };
     l.pending.erase(std::remove_if(l.pending.begin(), l.pending.end(), is_fetched), l.pending.end());
     if (config.uploads_per_step >= 0) {  // what was fetched has used the bus as an upload would
         const size_t most = size_t(config.uploads_per_step) * size_t(n_tokens);
-        l.pending.resize(std::min(l.pending.size(), most - std::min(most, l.fetched.size())));
+        l.pending.resize(std::min(l.pending.size(), most - std::min(most, fetched.size())));
     }
 }
 
 void hot_cache::note_fetched(const context_link * link, uint32_t step, int32_t layer, std::vector<int32_t> experts) {
     std::lock_guard<std::mutex> lock(mutex);
-    if (link->begun == step && link->fetch_step == part_of(link->device).fetch_steps) {  // no later one fetched into the same slots
-        layers[size_t(layer)]->fetched = std::move(experts);
+    cache_layer & l = *layers[size_t(layer)];
+    if (link->begun == step) {  // else its fetch_step is a later one's
+        l.fetched = std::move(experts);
+        l.fetched_by = link;
+        l.fetched_in = link->fetch_step;
     }
 }
 

@@ -16,9 +16,9 @@
 //     layer's kernels of this step are over then, and the next step begins with a table in which the victim is unpublished.
 //     Such an upload is mostly published one step earlier.
 //   * An expert is published only after its copy is complete.
-//   * The GPU fetches missed experts into the open slots of their layer, in a step in which no other context of the device
-//     computes, before or beside it. What it fetched is published at the beginning of the context's next step, if the policy
-//     wants it, the step is complete, and nothing was fetched since; the victim's slot is open then.
+//   * The GPU fetches missed experts into the open slots of their layer, in a step that begins when no other context of the
+//     device computes. What it fetched is published at the beginning of a later step, of any context, if the policy wants
+//     it, the step that fetched is complete, and nothing was fetched since; the victim's slot is open then.
 #pragma once
 
 #include "cold_lane.h"
@@ -51,6 +51,8 @@ struct slot_matrix {
     bool pinned = false;
 };
 
+struct context_link;
+
 struct cache_layer {
     cache_layer(const layer_config & config, const policy_config & policy, int32_t n_slots);
 
@@ -65,7 +67,9 @@ struct cache_layer {
     layer_policy policy;
     std::vector<upload> pending;        // planned, not begun
     std::vector<int32_t> open;          // slots that the GPU may fetch into
-    std::vector<int32_t> fetched;       // experts in them, by the step that was observed last
+    std::vector<int32_t> fetched;       // experts in them
+    const context_link * fetched_by = nullptr;
+    uint64_t fetched_in = 0;            // fetch_step of that context
     int64_t kept = 0;                   // of those that were fetched
     int64_t uploads = 0;
     int64_t upload_failures = 0;
@@ -128,8 +132,8 @@ class hot_cache {
     void note_fetched(const context_link * link, uint32_t step, int32_t layer, std::vector<int32_t> experts);
     // How long a layer took, see lane_share.h.
     void add_lane_time(int device, const lane_time & time, int32_t cpu_rows, int64_t cpu_ns);
-    // Tokens of one layer: ids [n_tokens][top_k].
-    void observe(int32_t layer, const int32_t * ids, int32_t n_tokens, int32_t top_k);
+    // Tokens of one layer: ids [n_tokens][top_k], of which the GPU has fetched some.
+    void observe(int32_t layer, const int32_t * ids, int32_t n_tokens, int32_t top_k, const std::vector<int32_t> & fetched);
     // The kernels of the step that read the layer's slots are over.
     void layer_done(const context_link * link, uint32_t step, int32_t layer);
 
@@ -182,8 +186,8 @@ class hot_cache {
     size_t begin_layer(device_part & part, int32_t layer, size_t room);
     void wait_for_contexts(const device_part & part);
     void publish_finished(device_part & part);
-    bool others_are_idle(const context_link * link) const;
-    void keep_fetched(device_part & part, const context_link * link);
+    bool others_are_idle(const context_link * link, std::unique_lock<std::mutex> & lock) const;
+    void keep_fetched(const device_part & part, const context_link * link, bool is_complete, bool others_idle);
     void keep(int32_t layer, size_t k);
     void upload_loop(device_part & part);
     cudaError_t copy_expert(device_part & part, const job & j);

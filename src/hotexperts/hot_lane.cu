@@ -178,13 +178,15 @@ bool hot_context::answer(uint32_t number, const expected_post & expected, answer
     before = { &expected, head.n_miss, cpu_ns };
     const post & p = mail.posts[expected.layer];
     int32_t ids[MAX_ROWS];
-    int32_t fetched[MAX_FETCHES];
-    if (expected.has_lanes && !expected.is_reused && read_words(number, p.fetched, MAX_FETCHES, fetched)) {
-        int32_t * end = std::find(fetched, fetched + MAX_FETCHES, int32_t(NO_EXPERT));
-        cache->note_fetched(this, number, expected.layer, std::vector<int32_t>(fetched, end));
+    std::vector<int32_t> fetched(MAX_FETCHES);
+    if (expected.has_lanes && !expected.is_reused && read_words(number, p.fetched, MAX_FETCHES, fetched.data())) {
+        fetched.erase(std::find(fetched.begin(), fetched.end(), int32_t(NO_EXPERT)), fetched.end());
+        cache->note_fetched(this, number, expected.layer, fetched);
+    } else {
+        fetched.clear();
     }
     if (read_words(number, p.ids, head.n_tokens * head.top_k, ids)) {
-        cache->observe(expected.layer, ids, head.n_tokens, head.top_k);
+        cache->observe(expected.layer, ids, head.n_tokens, head.top_k, fetched);
     } else {
         cache->add_lost_observation();
     }

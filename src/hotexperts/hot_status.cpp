@@ -129,7 +129,12 @@ void hot_cache::set_residency(int32_t layer, const int32_t * experts, int32_t n)
     cache_layer & l = *layers.at(size_t(layer));
     device_part & part = part_of(l.config.device);
     if (n < 0 || n > l.table.n_slots() - int32_t(l.open.size())) {
-        throw std::runtime_error("more experts than slots");
+        throw std::runtime_error("more experts than slots that are not open");
+    }
+    for (int32_t i = 0; i < n; i++) {
+        if (experts[i] < 0 || experts[i] >= l.n_expert || std::find(experts, experts + i, experts[i]) != experts + i) {
+            throw std::runtime_error("an expert that is not there, or twice");
+        }
     }
     part.idle.wait(lock, [&] { return part.in_flight == part.finished.size() || stopping; });
     publish_finished(part);
@@ -137,6 +142,7 @@ void hot_cache::set_residency(int32_t layer, const int32_t * experts, int32_t n)
     check_cuda(cudaDeviceSynchronize(), "cannot wait for the device");
     l.pending.clear();
     l.fetched.clear();
+    part.fetch_steps++;  // what a late lane thread tells of is overwritten
     for (int32_t s = 0; s < l.table.n_slots(); s++) {
         const int32_t e = l.table.expert_in(s);
         if (e != slot_table::NONE) {
@@ -148,9 +154,6 @@ void hot_cache::set_residency(int32_t layer, const int32_t * experts, int32_t n)
         }
     }
     for (int32_t i = 0; i < n; i++) {
-        if (experts[i] < 0 || experts[i] >= l.n_expert || l.table.slot_of(experts[i]) != slot_table::NONE) {
-            throw std::runtime_error("an expert that is not there, or twice");
-        }
         l.table.begin_upload(i, experts[i]);
         check_cuda(copy_expert(part, { layer, i, experts[i] }), "cannot copy an expert");
         check_cuda(cudaStreamSynchronize(part.stream), "cannot copy an expert");

@@ -2,40 +2,64 @@
 #include "lane_share.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace hx {
 
 namespace {
 
-const double KEEP = std::exp2(-1.0 / 1000);
-constexpr uint32_t TRY_EVERY = 128;   // steps
-constexpr double OUTLIER = 4;
+constexpr int MEMORY = 32;            // measurements that a mean is made of
+constexpr double OUTLIER = 4;         // times the mean
+constexpr double LEAST = 20e3;        // ns that are no outlier in any case
+constexpr uint32_t TRY_EVERY = 64;    // steps
 constexpr double SLACK = 1.02;        // a little longer is worth it: a fetched expert may stay
+
+int clamped(int x) {
+    return std::max(0, std::min(x, SHARE_SIZE - 1));
+}
 
 }  // namespace
 
-void fitted_line::add(double x, double y) {
-    if (is_known()) {
-        y = std::min(y, OUTLIER * at(x));  // a thread that was held up says little; a lasting change gets through
+void mean_times::add(int x, double y) {
+    double & m = mean[clamped(x)];
+    int & count = n[clamped(x)];
+    y = std::max(y, 0.0);
+    if (count == 0) {
+        m = y;
+    } else if (y * OUTLIER < m) {
+        m = std::max(y, m / 2);  // the mean itself was of outliers, or times have changed for good
+    } else {
+        m += (std::min(y, OUTLIER * m + LEAST) - m) / std::min(count + 1, MEMORY);
     }
-    for (double * sum : { &n, &sx, &sy, &sxx, &sxy }) {
-        *sum *= KEEP;
-    }
-    n += 1;
-    sx += x;
-    sy += y;
-    sxx += x * x;
-    sxy += x * y;
+    count = std::min(count + 1, MEMORY);
 }
 
-bool fitted_line::is_known() const {
-    return n > 8 && n * sxx - sx * sx > 1e-2 * n * n;
+int mean_times::known(int from, int step) const {
+    for (int x = from; x >= 0 && x < SHARE_SIZE; x += step) {
+        if (n[x]) {
+            return x;
+        }
+    }
+    return -1;
 }
 
-double fitted_line::at(double x) const {
-    const double b = std::max(0.0, (n * sxy - sx * sy) / (n * sxx - sx * sx));
-    return std::max(0.0, (sy - b * sx) / n) + b * x;
+double mean_times::at(int x) const {
+    x = clamped(x);
+    const int a = known(x, -1);
+    const int b = known(x, 1);
+    if (a == x || (a < 0 && b < 0)) {
+        return mean[x];
+    }
+    if (a >= 0 && b >= 0) {
+        return mean[a] + (mean[b] - mean[a]) * (x - a) / (b - a);
+    }
+    if (a < 0) {
+        return mean[b] * x / b;
+    }
+    const int before = known(a - 1, -1);
+    if (before >= 0) {
+        return mean[a] + std::max(0.0, mean[a] - mean[before]) / (a - before) * (x - a);
+    }
+    return a > 0 ? mean[a] * x / a : mean[a];
 }
 
 void lane_share::add(int fetched, int64_t gpu_ns, int cpu_rows, int64_t cpu_ns, int64_t answer_ns) {
@@ -49,13 +73,9 @@ void lane_share::add(int fetched, int64_t gpu_ns, int cpu_rows, int64_t cpu_ns, 
 }
 
 int lane_share::best(int missed, int most) const {
-    const int limit = std::min(missed, most);
-    if (!gpu.is_known() || !cpu.is_known()) {
-        return std::min(limit, missed / 2);
-    }
     int chosen = 0;
     double least = hand_over + cpu.at(missed);
-    for (int fetched = 1; fetched <= limit; fetched++) {
+    for (int fetched = 1; fetched <= std::min(missed, most); fetched++) {
         const double cold = fetched < missed ? hand_over + cpu.at(missed - fetched) : 0;
         const double both = std::max(gpu.at(fetched), cold);
         if (both <= least * SLACK) {
@@ -68,10 +88,12 @@ int lane_share::best(int missed, int most) const {
 
 fetch_table lane_share::choose(int most) {
     fetch_table table = {};
-    const bool tries = ++steps % TRY_EVERY == 0;
+    steps++;
+    const int other = steps % TRY_EVERY ? 0 : steps / TRY_EVERY % 2 ? 1 : -1;
     for (int missed = 1; missed < SHARE_SIZE && most > 0; missed++) {
+        const int limit = std::min(missed, most);
         const int n = best(missed, most);
-        table.fetches[missed] = uint8_t(n == 0 && tries && missed > 1 ? 1 : n);
+        table.fetches[missed] = uint8_t(missed > 1 ? std::max(0, std::min(n + other, limit)) : n);
     }
     return table;
 }

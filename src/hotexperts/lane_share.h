@@ -1,9 +1,9 @@
 // How many of a layer's missed experts the GPU fetches over the bus while the CPU computes the others. Pure C++.
 //
-// Both sides are modelled as lines, fitted to what was measured while they ran side by side, so that a memory bus that they
-// share is in the figures: the GPU's time by the number of experts that it fetches, the CPU's by the number of rows that it
-// computes. For each number of missed experts the share that is over first is taken. Old measurements are forgotten, and now
-// and then an expert is fetched although that did not pay, to see whether it still does not.
+// Both sides' times are measured while they run side by side, so that a memory bus that they share is in the figures: the
+// GPU's by the number of experts that it fetches, the CPU's by the number of rows that it computes. For each number of missed
+// experts the share that is over first is taken. Now and then one expert more or less is fetched than seems best, so that
+// what is not chosen is measured again.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,17 @@ struct fetch_table {
     uint8_t fetches[SHARE_SIZE];  // by the number of missed experts
 };
 
-// y = a + b x by least squares, in which a measurement's weight halves with every thousand that follow.
-class fitted_line {
+// The mean of times by a number: recent ones count more, outliers little.
+class mean_times {
   public:
-    void add(double x, double y);
-    bool is_known() const;           // measured at two places
-    double at(double x) const;
+    void add(int x, double y);
+    double at(int x) const;  // measured, or between or beyond what was; 0 = nothing is known
 
   private:
-    double n = 0, sx = 0, sy = 0, sxx = 0, sxy = 0;
+    int known(int from, int step) const;  // the next number that was measured, -1 = none
+
+    double mean[SHARE_SIZE] = {};
+    int n[SHARE_SIZE] = {};
 };
 
 class lane_share {
@@ -40,8 +42,8 @@ class lane_share {
   private:
     int best(int missed, int most) const;
 
-    fitted_line gpu;       // ns by fetched experts
-    fitted_line cpu;       // ns by computed rows
+    mean_times gpu;        // ns by fetched experts
+    mean_times cpu;        // ns by computed rows
     double hand_over = 15e3;  // ns from post to answer beyond the computation
     uint32_t steps = 0;
 };

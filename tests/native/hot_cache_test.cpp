@@ -139,7 +139,7 @@ struct fake_context : hx::context_link {
             for (int32_t k = 0; k < TOP_K; k++) {
                 ids[k] = int32_t((rng() % 4 + unsigned(k) * 4) % N_EXPERT);
             }
-            cache.observe(late, ids, 1, TOP_K);
+            cache.observe(late, ids, 1, TOP_K, {});
             cache.layer_done(this, step - 1, late);
             std::this_thread::sleep_for(std::chrono::microseconds(20));
         }
@@ -165,7 +165,7 @@ struct fake_context : hx::context_link {
             if (aborts && l > 0) {
                 return;  // an exception: end_step is not called
             }
-            cache.observe(int32_t(l), ids, n_tokens, TOP_K);
+            cache.observe(int32_t(l), ids, n_tokens, TOP_K, chosen);
             before = int32_t(l);
         }
         cache.end_step(this, nullptr);
@@ -352,31 +352,139 @@ static void failures() {
     without.run_step();
 }
 
-// A context's lane thread is late: another context has fetched into the same slot meanwhile, unnoticed.
-static void late_note() {
-    const weights w(1, 1);
-    phx_cache_config config = config_of(4, PHX_POLICY_LRU);
-    config.max_fetches = 1;
-    config.uploads_per_step = 0;
-    hx::hot_cache cache(config, w.layers.data(), 1);
-    fake_context a(cache, 0, 1), b(cache, 0, 2);
-    const auto step = [&](fake_context & c, int32_t expert) {
-        c.apply(cache.begin_step(&c, ++c.step).changes);
-        c.fetch(*cache.layers[0], c.table.data(), { expert });
-        cache.end_step(&c, nullptr);
-    };
-    const int32_t first[1] = { 9 };
-    step(a, 9);
-    step(b, 10);
-    cache.note_fetched(&a, a.step, 0, { 9 });
-    cache.observe(0, first, 1, 1);
-    step(b, 11);
-    require(cache.verify_slots() == 0 && cache.layers[0]->kept == 0, "an expert was published that is not in its slot");
-    cache.note_fetched(&b, b.step, 0, { 11 });
-    const int32_t second[1] = { 11 };
-    cache.observe(0, second, 1, 1);
-    step(b, 12);
-    require(cache.verify_slots() == 0 && cache.layers[0]->kept == 1, "a fetched expert does not stay");
+// One layer of four slots, of which the last is open, and two contexts whose steps are told what to do.
+struct scene {
+    const weights w{ 1, 1 };
+    hx::hot_cache cache;
+    fake_context a{ cache, 0, 1 }, b{ cache, 0, 2 };
+
+    explicit scene(int32_t uploads_per_step = 0) : cache(config(uploads_per_step), w.layers.data(), 1) {}
+
+    static phx_cache_config config(int32_t uploads_per_step) {
+        phx_cache_config c = config_of(4, PHX_POLICY_LRU);
+        c.max_fetches = 1;
+        c.uploads_per_step = uploads_per_step;
+        return c;
+    }
+    hx::cache_layer & layer() { return *cache.layers[0]; }
+    void begin(fake_context & c) { c.apply(cache.begin_step(&c, ++c.step).changes); }
+    void fetch(fake_context & c, int32_t expert) { c.fetch(layer(), c.table.data(), { expert }); }
+    void end(fake_context & c) { cache.end_step(&c, nullptr); }
+    void tell(fake_context & c, int32_t expert) {  // what the lane thread sees
+        cache.note_fetched(&c, c.step, 0, { expert });
+        cache.observe(0, &expert, 1, 1, { expert });
+    }
+    bool holds(int32_t expert) {
+        require(cache.verify_slots() == 0, "an expert was published that is not in its slot");
+        return layer().table.slot_of(expert) >= 0;
+    }
+};
+
+// When a fetched expert may stay, and when a step may fetch.
+static void fetched_experts() {
+    {
+        scene s;
+        s.begin(s.a), s.fetch(s.a, 9), s.end(s.a), s.tell(s.a, 9);
+        s.begin(s.b);
+        require(s.holds(9), "what a complete step fetched does not stay");
+    }
+    {
+        scene s;  // a late lane thread: another context has fetched into the same slot, unnoticed
+        s.begin(s.a), s.fetch(s.a, 9), s.end(s.a);
+        s.begin(s.b), s.fetch(s.b, 10), s.end(s.b);
+        s.tell(s.a, 9);
+        s.begin(s.b);
+        require(!s.holds(9) && !s.holds(10), "an overwritten expert stays");
+    }
+    {
+        scene s;  // a later step of the same context has fetched, unnoticed
+        s.begin(s.a), s.fetch(s.a, 9), s.end(s.a);
+        s.begin(s.a), s.fetch(s.a, 10), s.end(s.a);
+        s.cache.note_fetched(&s.a, s.a.step - 1, 0, { 9 });
+        s.begin(s.a);
+        require(!s.holds(9), "an overwritten expert stays");
+    }
+    {
+        scene s;  // a step that was aborted before its kernels ran
+        s.begin(s.a), s.tell(s.a, 9);
+        s.begin(s.a);
+        require(!s.holds(9), "an expert stays that may not have come");
+    }
+    {
+        scene s;  // a step whose kernels still run
+        events_complete = false;
+        s.begin(s.a), s.end(s.a), s.tell(s.a, 9);
+        events_complete = true;
+        const uint64_t before = s.b.fetch_step;
+        s.begin(s.b);
+        require(!s.holds(9) && s.b.fetch_step == before, "a step fetches beside another context's");
+        s.begin(s.a);
+        require(!s.holds(9), "an expert stays that may not have come");
+    }
+    {
+        scene s;  // a step that has begun
+        s.begin(s.a);
+        s.begin(s.b);
+        require(s.b.fetch_step == 0, "a step fetches beside another context's");
+    }
+    {
+        scene s;
+        s.begin(s.a), s.fetch(s.a, 9), s.end(s.a), s.tell(s.a, 9);
+        s.cache.fail("this test says so");
+        const uint64_t before = s.a.fetch_step;
+        s.begin(s.a);
+        require(!s.holds(9) && s.a.fetch_step == before, "a cache that was given up fetches");
+    }
+    {
+        scene s(1);  // a fetched expert is no upload, and counts as one
+        const int32_t ids[2] = { 9, 10 };
+        s.begin(s.a), s.fetch(s.a, 10), s.end(s.a);
+        s.cache.observe(0, ids, 1, 2, { 10 });
+        require(s.layer().pending.empty(), "an upload beside a fetch");
+        s.cache.observe(0, ids, 1, 1, { 9 });
+        require(s.layer().pending.empty(), "an upload of what was fetched");
+        s.cache.observe(0, ids, 1, 2, {});
+        require(s.layer().pending.size() == 1, "no upload without a fetch");
+    }
+    {
+        scene s;  // experts of the step that ends are no victims
+        const int32_t ids[4] = { 0, 1, 2, 9 };
+        s.begin(s.a), s.fetch(s.a, 9), s.end(s.a);
+        s.cache.note_fetched(&s.a, s.a.step, 0, { 9 });
+        s.cache.observe(0, ids, 1, 4, { 9 });
+        s.begin(s.a);
+        require(!s.holds(9) && s.holds(0) && s.holds(2), "a victim that the last step used");
+    }
+    {
+        scene s;  // a layer that a test has filled anew
+        s.begin(s.a), s.fetch(s.a, 9), s.end(s.a);
+        const int32_t experts[5] = { 1, 2, 3, 4, 5 };
+        s.cache.set_residency(0, experts, 2);
+        s.tell(s.a, 9);
+        s.begin(s.a);
+        require(!s.holds(9), "an overwritten expert stays");
+        const int32_t twice[3] = { 1, 2, 1 };
+        for (const auto & [wrong, n] : { std::pair(experts, 4), std::pair(twice, 3) }) {
+            bool refused = false;
+            try {
+                s.cache.set_residency(0, wrong, n);
+            } catch (const std::runtime_error &) {
+                refused = true;
+            }
+            require(refused && s.holds(1) && s.holds(2) && s.layer().table.is_open(3), "refused, and changed all the same");
+        }
+    }
+    {
+        // the policy leaves open slots alone
+        hx::slot_table table(16, 2);
+        table.open(1);
+        hx::layer_policy policy({ hx::policy_kind::lru, 60, 12, 0.25, 4 }, 16);
+        const uint16_t ids[2] = { 7, 8 };
+        policy.observe(ids, 2, true);
+        for (const hx::upload & u : policy.plan(table)) {
+            require(u.slot != 1, "an upload into an open slot");
+        }
+    }
 }
 
 static void set_residency() {
@@ -426,7 +534,7 @@ int main() {
     }
     require(fetches > 1000, "nothing was fetched");
     failures();
-    late_note();
+    fetched_experts();
     set_residency();
     printf("ok %ld reads\n", reads.load());
     return 0;

@@ -2,11 +2,12 @@
 // for it. So a slot that is written while somebody may read it is a data race, which ThreadSanitizer sees.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorNotReady = 600 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 using cudaStream_t = void *;
 using cudaEvent_t = void *;
@@ -56,19 +57,25 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
     return cudaSuccess;
 }
+struct fake_event {
+    std::atomic<bool> is_complete{ true };
+};
+inline std::atomic<bool> events_complete{ true };  // whether what is recorded now counts as complete
+
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t * e, unsigned) {
-    *e = malloc(1);
+    *e = new fake_event;
     return cudaSuccess;
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
-    free(e);
+    delete static_cast<fake_event *>(e);
     return cudaSuccess;
 }
-inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t) {
+    static_cast<fake_event *>(e)->is_complete = events_complete.load();
     return cudaSuccess;
 }
-inline cudaError_t cudaEventQuery(cudaEvent_t) {
-    return cudaSuccess;
+inline cudaError_t cudaEventQuery(cudaEvent_t e) {
+    return static_cast<fake_event *>(e)->is_complete ? cudaSuccess : cudaErrorNotReady;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
     return cudaSuccess;
