@@ -46,7 +46,12 @@ def compile_loop(folder: str, libraries: Path) -> str:
     command = [os.environ.get("CC", "cc"), "-O2", str(ROOT / "benchmarks" / "decode_loop.c"), "-o", program]
     command += [f"-I{upstream / 'include'}", f"-I{upstream / 'ggml' / 'include'}", f"-L{libraries}"]
     command += ["-lphx-llama", "-lphx-ggml", "-lphx-ggml-base", f"-Wl,-rpath,{libraries}"]
-    subprocess.run(command, check=True)
+    try:
+        subprocess.run(command, check=True)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no C compiler {command[0]}: set CC to one") from None
+    except subprocess.CalledProcessError:
+        raise ConfigError("the C program could not be compiled (see above)") from None
     return program
 
 

@@ -33,7 +33,12 @@ def read_lines(folder: Path) -> list[Row]:
     """All results, oldest file first; each knows its file's name."""
     lines: list[Row] = []
     for path in sorted(folder.glob("*.jsonl")):
-        lines += [{**json.loads(line), "file": path.name} for line in path.read_text(encoding="utf-8").splitlines()]
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                row = {**json.loads(line), "file": path.name}
+                lines.append({**row, "command": row["command"], "commit": row["commit"]})
+            except (ValueError, KeyError, TypeError) as e:
+                raise ValueError(f"{path.name}, line {number}, is no result with its origin: {e}") from None
     return lines
 
 
@@ -413,7 +418,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing, only compare")
     a = parser.parse_args()
     readme = HERE / "README.md"
-    lines, text = read_lines(HERE / "results"), readme.read_text(encoding="utf-8")
+    try:
+        lines = read_lines(HERE / "results")
+    except ValueError as e:
+        print(e, file=sys.stderr)
+        return 1
+    text = readme.read_text(encoding="utf-8")
     if a.check:
         if filled(text, lines) != text:
             print("benchmarks/README.md is not what the results make it: run benchmarks/tables.py", file=sys.stderr)

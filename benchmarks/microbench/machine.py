@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--round-trips", type=int, default=5000, metavar="N", help="hand-overs; default: 5000")
     parser.add_argument("--arch", default="native", help="GPU architecture such as sm_90; default: this machine's GPU")
     a = parser.parse_args()
-    if min(a.threads + a.pieces + a.blocks + [a.interval]) < 1:
+    if min(a.threads + a.pieces + a.blocks + [a.interval, a.mib, a.round_trips]) < 1:
         parser.error("all numbers must be positive")
     bandwidths = [part for part in BANDWIDTHS if part in a.parts]
     arguments = [joined(bandwidths), str(a.interval), str(a.mib)]

@@ -179,7 +179,7 @@ def decide(request: LoadRequest, offload: Offload | str, n_gpu_layers_given: boo
     if request.load_mode == "repack" and (isinstance(offload, HotExperts | FullGpu) or (gpu and offload == "auto")):
         raise ConfigError(
             f"load_mode='repack' is for experts that the CPU computes, not for offload={offload!s}: "
-            "take cpu_experts() or layers(n), or another load mode"
+            f"take cpu_experts(){' or layers(n)' if gpu else ''}, or another load mode"
         )
     if isinstance(offload, str):
         placement = _automatic(request, gpu, n_gpu_layers_given, cache=hot_experts())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import json
@@ -16,6 +17,7 @@ import pyhotexperts as phx
 from pyhotexperts import placement
 from pyhotexperts.bench import bound, output, plot, runner, summary
 from pyhotexperts.bench.config import COLD_TOKENS, Mode, Run
+from pyhotexperts.cli import bench as cli_bench
 from pyhotexperts.results import DeviceMemory
 
 MIB = 2**20
@@ -92,6 +94,15 @@ def options(*modes: Mode | str, **changes: Any) -> runner.Options:
         "vram_budgets": (2000 * MIB,),
     }
     return runner.Options(base=BASE, modes=modes, **{**given, **changes})
+
+
+def test_what_is_named_twice_is_tried_once() -> None:
+    commands = argparse.ArgumentParser().add_subparsers()
+    cli_bench.add_parser(commands)
+    words = "--modes cpu_experts cpu_experts -t 2 1 2 -lm mmap mmap --vram-budget 8GiB 8192MiB".split()
+    made = cli_bench.options_of(commands.choices["bench"].parse_args(words))
+    assert (made.modes, made.threads, made.load_modes) == (("cpu_experts",), (2, 1), ("mmap",))
+    assert made.vram_budgets == (8 << 30,)
 
 
 def test_load_modes_then_threads_are_tried_and_the_fastest_is_repeated(gpu: FakeGpu) -> None:
@@ -285,7 +296,18 @@ def test_the_gpu_part_is_predicted_from_the_layers_if_the_model_does_not_fit(gpu
         ("[1]", "is not what benchmarks/microbench/machine.py prints"),
         ('{"part": "reads_and_dma"}', "is not what benchmarks/microbench/machine.py prints"),
         ('{"part": "dma"}', "has no line of the part reads_and_dma"),
+        ("[" * 100_000, "is not what benchmarks/microbench/machine.py prints"),
+        *(
+            (
+                '{"part": "reads_and_dma", "reads_gb_per_second": {"1": R}, "dma_gb_per_second": {"1": 1}}'.replace(
+                    "R", rate
+                ),
+                "is not what benchmarks/microbench/machine.py prints",
+            )
+            for rate in ("0", "-4.0", "NaN", "Infinity", "true", '"5"', "1" + 400 * "0")
+        ),
     ],
+    ids=range(13),
 )
 def test_a_file_without_the_machines_figures_is_refused(text: str | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "machine.jsonl"

@@ -194,6 +194,14 @@ def test_the_readme_is_what_the_results_make_it(root: Path, results: Path, table
     assert tables.filled(text, lines) == text != tables.filled(text, changed)
 
 
+@pytest.mark.parametrize("line", ["", '{"median_ts": 1', "[1]", '{"median_ts": 1, "commit": "abc1234"}'])
+def test_a_line_that_is_no_result_is_named(line: str, tables: ModuleType, tmp_path: Path) -> None:
+    good = json.dumps({"commit": "abc1234", "command": "x"})
+    (tmp_path / "a.jsonl").write_text(f"{good}\n{line}\n")
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2, is no result with its origin"):
+        tables.read_lines(tmp_path)
+
+
 def test_every_result_says_where_it_comes_from(results: Path) -> None:
     for path in results.glob("*.jsonl"):
         for line in path.read_text(encoding="utf-8").splitlines():

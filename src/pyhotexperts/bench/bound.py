@@ -42,17 +42,24 @@ def cold_bandwidth(path: str) -> float:
         lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
         parts = [line for line in lines if line.get("part") == "reads_and_dma"]
         sums = [
-            reads + part["dma_gb_per_second"][threads]
+            rate(reads) + rate(part["dma_gb_per_second"][threads])
             for part in parts
             for threads, reads in part["reads_gb_per_second"].items()
         ]
     except OSError as e:
         raise ConfigError(f"cannot read the machine's figures {path}: {e.strerror}") from e
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
         raise ConfigError(f"{path} is not what benchmarks/microbench/machine.py prints") from None
     if not sums:
         raise ConfigError(f"{path} has no line of the part reads_and_dma: let machine.py measure it")
-    return float(max(sums))
+    return max(sums)
+
+
+def rate(value: object) -> float:
+    """A measured rate: a positive number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+        raise ValueError(value)
+    return float(value)
 
 
 def add(rows: list[Row], gb_per_second: float | None) -> None:

@@ -143,15 +143,15 @@ def options_of(a: argparse.Namespace) -> runner.Options:
         warm_up=not a.no_warmup,
         n_ctx=integer("--ctx-size", a.ctx_size, 0, MAX_N_CTX),
     )
-    threads = a.threads or runner.default_threads()
-    load_modes = a.load_mode or (["mmap", "copy", "repack"] if machine.has_gpu() else ["mmap"])
+    threads = dict.fromkeys(a.threads or runner.default_threads())  # each once
+    load_modes = dict.fromkeys(a.load_mode or (["mmap", "copy", "repack"] if machine.has_gpu() else ["mmap"]))
     return runner.Options(
         base=base,
-        modes=tuple(modes),
+        modes=tuple(dict.fromkeys(modes)),
         threads=tuple(integer("--threads", t, 1, machine.MAX_THREADS) for t in threads),
         load_modes=tuple(choice("--load-mode", lm, LOAD_MODES) for lm in load_modes),
         repetitions=integer("--repetitions", a.repetitions, 1, 1000),
-        vram_budgets=(None,) if a.vram_budget is None else tuple(vram_budget_of(text) for text in a.vram_budget),
+        vram_budgets=(None,) if a.vram_budget is None else tuple(dict.fromkeys(map(vram_budget_of, a.vram_budget))),
     )
 
 
