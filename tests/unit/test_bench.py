@@ -99,7 +99,21 @@ def options(*modes: Mode | str, **changes: Any) -> runner.Options:
 def test_what_is_named_twice_is_tried_once() -> None:
     commands = argparse.ArgumentParser().add_subparsers()
     cli_bench.add_parser(commands)
-    words = "--modes cpu_experts cpu_experts -t 2 1 2 -lm mmap mmap --vram-budget 8GiB 8192MiB".split()
+    words = [
+        "--modes",
+        "cpu_experts",
+        "cpu_experts",
+        "-t",
+        "2",
+        "1",
+        "2",
+        "-lm",
+        "mmap",
+        "mmap",
+        "--vram-budget",
+        "8GiB",
+        "8192MiB",
+    ]
     made = cli_bench.options_of(commands.choices["bench"].parse_args(words))
     assert (made.modes, made.threads, made.load_modes) == (("cpu_experts",), (2, 1), ("mmap",))
     assert made.vram_budgets == (8 << 30,)
