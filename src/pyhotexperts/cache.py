@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pyhotexperts import _ffi
-from pyhotexperts.errors import ClosedError
+from pyhotexperts import _ffi, cache_picture, picture
+from pyhotexperts.errors import ClosedError, UnavailableError
 from pyhotexperts.offload import HotExperts
 
 BYPASS_REASONS = ("batch", "shape", "type", "no_cache", "failed")
@@ -188,6 +190,29 @@ class Cache:
             model = self._native
             if self._offload is not None:
                 _ffi.check(_ffi.lib.phx_cache_reset_stats(model), "resetting the cache's counters")
+
+    def plot(self, path: str | os.PathLike[str]) -> Path:
+        """Draw hits, misses, fetches and times of every layer since the start, or since `reset_stats`.
+
+        Parameters
+        ----------
+        path
+            A PNG file.
+
+        Raises
+        ------
+        UnavailableError
+            If the cache is not active or has computed nothing yet, or without matplotlib (extra ``plot``).
+        ConfigError
+            If the path is none of a PNG file in a folder that is there.
+        """
+        file, status = picture.check(path, "Cache.plot"), self.status
+        if not status.active:
+            raise UnavailableError(f"there is nothing to draw: {status}")
+        if not status.regions.any():
+            raise UnavailableError("there is nothing to draw: the cache has computed no token yet")
+        cache_picture.draw(status, file)
+        return file
 
     def residency(self) -> npt.NDArray[np.int32]:
         """int32[n_layers, slots]: the expert in each slot, -1 = none."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import pyhotexperts as phx
-from pyhotexperts import placement
+from pyhotexperts import picture, placement
 from pyhotexperts.bench import bound, output, plot, runner, summary
 from pyhotexperts.bench.config import COLD_TOKENS, Mode, Run
 from pyhotexperts.cli import bench as cli_bench
@@ -393,7 +393,7 @@ def test_several_budgets_are_compared_each_with_its_own_layers(gpu: FakeGpu) -> 
 def test_the_picture_is_drawn(rows: list[summary.Row], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "speed.png"
-    plot.check(str(path))
+    picture.check(path, "--plot")
     plot.draw(rows, str(path))
     assert path.read_bytes().startswith(b"\x89PNG")
 
@@ -402,4 +402,4 @@ def test_the_picture_is_drawn(rows: list[summary.Row], tmp_path: Path) -> None:
 def test_a_picture_that_cannot_be_drawn_is_refused_at_once(name: str, message: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(phx.ConfigError, match=message):
-        plot.check(str(tmp_path / name))
+        picture.check(tmp_path / name, "--plot")

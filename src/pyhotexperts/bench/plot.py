@@ -2,29 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
+from pyhotexperts import picture
 from pyhotexperts.bench.output import Row
-from pyhotexperts.errors import ConfigError, UnavailableError
-
-
-def check(path: str) -> None:
-    """Raise an error now rather than after an hour of measuring if no picture can be drawn.
-
-    Raises
-    ------
-    UnavailableError
-        Without matplotlib.
-    ConfigError
-        If the file is no PNG or its folder is missing.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UnavailableError('--plot needs matplotlib: pip install "pyhotexperts[plot]"')
-    if Path(path).suffix.lower() != ".png":
-        raise ConfigError(f"--plot must name a PNG file, not {path!r}")
-    if not Path(path).absolute().parent.is_dir():
-        raise ConfigError(f"the folder of {path} does not exist")
 
 
 def points(rows: list[Row]) -> dict[str, list[tuple[float, float]]]:
@@ -45,12 +24,8 @@ def hit_rates(rows: list[Row]) -> list[tuple[int, float]]:
 
 def draw(rows: list[Row], path: str) -> None:
     """Write the picture."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rates = hit_rates(rows)
-    figure = Figure(figsize=(11 if rates else 6, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = picture.new_figure(11 if rates else 6, 4.5)
     axes = figure.subplots(1, 2 if rates else 1, squeeze=False)[0]
     for mode, line in points(rows).items():
         axes[0].plot(*zip(*line, strict=True), marker="o", label=mode)

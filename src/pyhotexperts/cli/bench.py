@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pyhotexperts import loading, machine
+from pyhotexperts import loading, machine, picture
 from pyhotexperts.bench import bound, config, output, plot, runner, summary
 from pyhotexperts.bench.config import Mode, Run
 from pyhotexperts.errors import ConfigError, PyHotExpertsError
@@ -161,7 +161,7 @@ def run(
     """Run the command. more: further fields of every row."""
     options = options_of(arguments)
     if arguments.plot is not None:
-        plot.check(arguments.plot)
+        picture.check(arguments.plot, "--plot")
     gb_per_second = None if arguments.machine is None else bound.cold_bandwidth(arguments.machine)
     with tqdm(file=sys.stderr, unit=" runs", disable=sys.stderr is None, bar_format="{desc}") as bar:
 
