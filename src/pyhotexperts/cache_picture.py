@@ -17,7 +17,7 @@ def draw(status: CacheStatus, path: Path) -> None:
     """Write the picture of an active cache."""
     layers = np.array(status.layers)
     regions = np.maximum(1, status.regions)
-    figure = picture.new_figure(9, 6)
+    figure = picture.new_figure(11, 6)
     selections, times = figure.subplots(2, 1, sharex=True)
     bottom = np.zeros(len(layers))
     for label, count in (("resident", status.hits), ("missed", status.misses)):
@@ -27,10 +27,10 @@ def draw(status: CacheStatus, path: Path) -> None:
     selections.set(
         ylabel="selections of a step", title=f"{status.slots} slots per layer, {status.hit_rate:.0%} resident"
     )
-    selections.legend(loc="upper right")
+    selections.legend(loc="upper left", bbox_to_anchor=(1, 1))
     times.plot(layers, 1e6 * status.cpu_seconds / regions, label="the CPU computed")
     times.plot(layers, 1e6 * status.wait_seconds / regions, label="the GPU waited for it")
     times.set(xlabel="layer", ylabel="microseconds of a step")
     times.set_ylim(bottom=0)
-    times.legend(loc="upper right")
+    times.legend(loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(path, dpi=150)
