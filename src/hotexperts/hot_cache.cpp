@@ -271,7 +271,7 @@ void hot_cache::free_slots() {
 void hot_cache::open_slots() {
     for (auto & l : layers) {
         const int32_t n = l->table.n_slots();
-        const int32_t most = config.max_fetches < 0 ? std::max(n / 16, 1) : config.max_fetches;
+        const int32_t most = config.max_fetches >= 0 ? config.max_fetches : n < 8 ? 0 : std::max(n / 16, 1);
         const bool is_useful = l->has_lanes && l->is_pinned() && n > 1 && n < l->n_expert && !config.deterministic;
         for (int32_t k = 0; is_useful && k < std::min({ most, MAX_FETCHES, n - 1 }); k++) {
             l->open.push_back(n - 1 - k);

@@ -171,7 +171,7 @@ def hot_experts(
         Most experts without a slot that the GPU fetches over the bus and computes itself, per layer and token, while
         the CPU computes the others; as many slots of each layer are kept open for them
         [PYHOTEXPERTS_FETCHES_PER_STEP]. How many it is at a time is decided by what is measured while the model runs.
-        0..4; -1 (the default) = one for every 16 slots.
+        0..4; -1 (the default) = one for every 16 slots, and one from 8 slots on.
     prefill_bypass
         Batches of this many tokens or more stream all experts to the GPU, if they select each of them four times on
         average; smaller ones of more than 8 tokens bring only the experts that they need
