@@ -34,10 +34,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import gguf
-import numpy as np
-import numpy.typing as npt
-from gguf import GGMLQuantizationType as Type
+try:
+    import gguf
+    import numpy as np
+    import numpy.typing as npt
+    from gguf import GGMLQuantizationType as Type
+except ImportError as e:
+    sys.exit(f"make_model.py needs gguf and numpy: pip install gguf numpy ({e})")
 
 SEGMENT = 1024  # token ids of one prompt
 WIDTH = 16  # dimensions of each latent part
@@ -427,6 +430,8 @@ def main() -> None:
     g = MODELS[a.name]
     if a.n_layer is not None and not 1 <= a.n_layer <= g.n_layer:
         parser.error(f"--n-layer must be from 1 to {g.n_layer}, not {a.n_layer}")
+    if a.name == "deepseek-v2-lite" and a.n_layer not in (None, 26, 27):
+        parser.error("--n-layer: llama.cpp tells deepseek-v2-lite from deepseek-v2 by its 26 or 27 layers")
     try:
         write(a.name, replace(g, n_layer=a.n_layer or g.n_layer), a.out, a.split_max_size, progress=sys.stderr.isatty())
     except OSError as e:

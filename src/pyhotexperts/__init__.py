@@ -1,4 +1,4 @@
-"""Run mixture-of-experts language models larger than VRAM on one GPU and one CPU.
+"""Run mixture-of-experts language models larger than VRAM on one GPU and one CPU::
 
 import pyhotexperts as phx
 

@@ -83,6 +83,8 @@ class HotExperts:
             "strict": boolean("strict", self.strict),
         }
         if self.slots is not None:
+            if isinstance(self.slots, str):
+                raise ConfigError(f'slots must be a number from 0 to 65535, or "auto", not {self.slots!r}')
             checked["slots"] = integer('slots ("auto", or a number)', self.slots, 0, 65_535)
         if self.vram_budget is not None:
             checked["vram_budget"] = memory_size("vram_budget", self.vram_budget, MIN_BUDGET)
@@ -209,6 +211,8 @@ def hot_experts(
         elif variable in os.environ:
             try:
                 values[name] = convert(os.environ[variable])
+                if values[name] != "auto":
+                    HotExperts(**{name: values[name]})  # so that a value out of range is that of the variable
             except ConfigError as e:
                 raise ConfigError(f"the environment variable {variable}: {e}") from None
             except ValueError:

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 import pyhotexperts as phx
+from pyhotexperts.bench import child
+from pyhotexperts.bench.config import Mode, Run, default_text
 
 N_TOKENS = 4096
 LAYERS = range(4)
@@ -105,10 +107,22 @@ def test_shards_are_one_model(make_model: ModuleType, tmp_path: Path) -> None:
         assert len(model.generate([1, 2, 3], max_tokens=4).tokens) == 4
 
 
+def test_the_benchmark_says_how_to_measure_them(make_model: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    make_model.write("qwen3-30b-a3b", small(make_model, "qwen3-30b-a3b"), path)
+    run = Run(str(path), Mode("cpu_experts"), 8, 8, 0, 64, 64, 1, "mmap", "f16", "f16", "on", str(default_text()), 0)
+    with (
+        phx.Model(path, n_ctx=256, offload=phx.cpu_experts()) as model,
+        pytest.raises(phx.ConfigError, match="no tokenizer.*--consecutive"),
+    ):
+        child.tokens_of(run, model)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("qwen3-30b-a3b", "x.gguf", "--n-layer", "49"), "from 1 to 48"),
+        (("deepseek-v2-lite", "x.gguf", "--n-layer", "3"), "by its 26 or 27 layers"),
         (("qwen9", "x.gguf"), "invalid choice"),
         (("qwen3-30b-a3b", "x.gguf", "--split-max-size", "lots"), "no size such as"),
         (("qwen3-30b-a3b", "/no/such/folder/x.gguf", "--n-layer", "1"), "cannot write"),

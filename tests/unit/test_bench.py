@@ -96,6 +96,27 @@ def options(*modes: Mode | str, **changes: Any) -> runner.Options:
     return runner.Options(base=BASE, modes=modes, **{**given, **changes})
 
 
+def test_the_environment_names_model_and_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands = argparse.ArgumentParser().add_subparsers()
+    cli_bench.add_parser(commands)
+
+    def made(*words: str) -> runner.Options:
+        return cli_bench.options_of(commands.choices["bench"].parse_args(["--modes", "cpu_experts", *words]))
+
+    for name, value in {"THREADS": "2,1", "LOAD_MODE": "copy", "CTX_SIZE": "1000", "UBATCH": "64"}.items():
+        monkeypatch.setenv(f"LLAMA_ARG_{name}", value)
+    options = made()
+    assert (options.threads, options.load_modes) == ((2, 1), ("copy",))
+    assert (options.base.n_ctx, options.base.n_ubatch) == (1000, 64)
+    assert made("-t", "1").threads == (1,)
+    monkeypatch.setenv("LLAMA_ARG_MODEL", str(tmp_path / "none.gguf"))
+    with pytest.raises(phx.ModelNotFoundError, match=r"none\.gguf"):
+        made()
+    monkeypatch.setenv("LLAMA_ARG_THREADS", "2 x")
+    with pytest.raises(phx.ConfigError, match=r"LLAMA_ARG_THREADS: 'x' is no whole number"):
+        made()
+
+
 def test_what_is_named_twice_is_tried_once() -> None:
     commands = argparse.ArgumentParser().add_subparsers()
     cli_bench.add_parser(commands)
@@ -362,8 +383,9 @@ def test_sql_is_read_back(rows: list[summary.Row]) -> None:
 
 def test_the_table_has_a_line_for_each_row(rows: list[summary.Row]) -> None:
     lines = output.markdown(rows).splitlines()
-    assert len(lines) == len(rows) + 2
-    assert len({line.count("|") for line in lines}) == 1
+    assert lines[:2] == ["m.gguf:", ""]
+    assert len(lines) == len(rows) + 4
+    assert len({line.count("|") for line in lines[2:]}) == 1
 
 
 def test_nothing_gives_nothing() -> None:

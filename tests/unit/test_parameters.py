@@ -150,6 +150,7 @@ def test_hot_experts_refuses(name: str, value: Any) -> None:
         ("PYHOTEXPERTS_HALF_LIFE", "8.5", "half_life", 8.5),
         ("PYHOTEXPERTS_HYSTERESIS", "0", "hysteresis", 0.0),
         ("PYHOTEXPERTS_UPLOADS_PER_STEP", "-1", "uploads_per_step", None),
+        ("PYHOTEXPERTS_FETCHES_PER_STEP", "2", "fetches_per_step", 2),
         ("PYHOTEXPERTS_DETERMINISTIC", "on", "deterministic", True),
         ("PYHOTEXPERTS_STRICT", "1", "strict", True),
     ],
@@ -160,8 +161,24 @@ def test_hot_experts_read_the_environment(
     monkeypatch.setenv(variable, text)
     assert getattr(phx.hot_experts(), name) == value
     monkeypatch.setenv(variable, "no sense")
-    with pytest.raises(phx.ConfigError, match="no sense"):
+    with pytest.raises(phx.ConfigError, match=rf"{variable}\b.*no sense"):
         phx.hot_experts()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [("LLAMA_ARG_MOE_HOT_K", "-5"), ("PYHOTEXPERTS_FETCHES_PER_STEP", "9"), ("PYHOTEXPERTS_HALF_LIFE", "nan")],
+)
+def test_a_variable_out_of_range_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, text: str) -> None:
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(phx.ConfigError, match=rf"the environment variable {variable}: .*{text}"):
+        phx.hot_experts()
+
+
+@pytest.mark.parametrize("name", ["fetches_per_step", "slots"])
+def test_words_are_no_numbers(name: str) -> None:
+    with pytest.raises(phx.ConfigError, match=rf"{name}.* not 'many'"):
+        phx.hot_experts(**{name: "many"})
 
 
 def test_hot_experts_are_values_whatever_the_numbers_came_as() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyhotexperts as phx
 from pyhotexperts.bench.config import PARTS, SEGMENT, Run, read_text
-from pyhotexperts.errors import ConfigError, PyHotExpertsError
+from pyhotexperts.errors import ConfigError, PyHotExpertsError, UnavailableError
 
 WARM_UP_STEPS = 16
 
@@ -46,7 +46,10 @@ def tokens_of(run: Run, model: phx.Model) -> tuple[list[int], list[int]]:
     if run.text is None:
         n_vocab, start = model.info.n_vocab, first_token(run)
         return [i % n_vocab for i in range(n_warm)], [(start + i) % n_vocab for i in range(n_own)]
-    ids = model.tokenize(read_text(run.text))
+    try:
+        ids = model.tokenize(read_text(run.text))
+    except UnavailableError as e:
+        raise ConfigError(f"{e}: measure it with --consecutive") from None
     if len(ids) < 2 * n_own:
         raise ConfigError(
             f"{run.text} has {len(ids)} tokens, and a run needs {2 * n_own}: give a longer text, or less to do"

@@ -30,9 +30,11 @@ SHOWN: dict[str, tuple[str, Callable[[Any], str]]] = {  # of the table: field ->
 
 
 def markdown(rows: list[Row]) -> str:
-    """A table of the fields that matter most; a column without any value is left out."""
+    """A table of the fields that matter most, under the model's name; a column without any value is left out."""
     shown = [name for name in SHOWN if any(row[name] is not None for row in rows)]
     lines = [
+        *dict.fromkeys(f"{row['model_filename']}:" for row in rows),
+        "",
         "| " + " | ".join(SHOWN[name][0] for name in shown) + " |",
         "|" + "---|" * len(shown),
     ]

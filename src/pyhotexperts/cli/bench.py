@@ -12,6 +12,7 @@ from tqdm import tqdm
 from pyhotexperts import loading, machine, picture
 from pyhotexperts.bench import bound, config, output, plot, runner, summary
 from pyhotexperts.bench.config import Mode, Run
+from pyhotexperts.cli.options import add, resolve
 from pyhotexperts.errors import ConfigError, PyHotExpertsError
 from pyhotexperts.model import MAX_N_CTX, kv_types
 from pyhotexperts.offload import vram_budget_of
@@ -29,7 +30,14 @@ def add_parser(commands: Any) -> None:
         "is repeated.",
     )
     g = parser.add_argument_group("what")
-    g.add_argument("-m", "--model", metavar="FNAME", help="GGUF file; default: the small model of the package")
+    add(
+        g,
+        "-m",
+        "--model",
+        env="LLAMA_ARG_MODEL",
+        metavar="FNAME",
+        help="GGUF file; default: the small model of the package",
+    )
     g.add_argument(
         "--modes",
         nargs="+",
@@ -53,33 +61,46 @@ def add_parser(commands: Any) -> None:
     g.add_argument("--text", metavar="FNAME", help="real text; default: the package's own, of several kinds")
     g.add_argument("--consecutive", action="store_true", help="consecutive token ids, for geometry models")
     g = parser.add_argument_group("how")
-    g.add_argument(
+    add(
+        g,
         "-t",
         "--threads",
-        type=int,
+        env="LLAMA_ARG_THREADS",
+        convert=whole_numbers,
         nargs="+",
         metavar="N",
         help="CPU threads, each is tried; load modes with the first",
     )
-    g.add_argument(
+    add(
+        g,
         "-lm",
         "--load-mode",
+        env="LLAMA_ARG_LOAD_MODE",
+        convert=words,
         nargs="+",
         metavar="MODE",
         help="mmap, copy, direct_io, repack (experts on the CPU only); each is tried",
     )
-    g.add_argument(
+    add(
+        g,
         "-c",
         "--ctx-size",
-        type=int,
+        env="LLAMA_ARG_CTX_SIZE",
+        convert=int,
         default=0,
         metavar="N",
         help="context to make room for, in tokens; default, and at least: what the test needs",
     )
-    g.add_argument("-b", "--batch-size", type=int, default=2048, metavar="N", help="default: 2048")
-    g.add_argument("-ub", "--ubatch-size", type=int, default=512, metavar="N", help="default: 512")
-    g.add_argument("-ctk", "--cache-type-k", default="f16", metavar="TYPE", help="default: f16")
-    g.add_argument("-ctv", "--cache-type-v", default="f16", metavar="TYPE", help="default: f16")
+    for flags, env, default in (
+        (("-b", "--batch-size"), "LLAMA_ARG_BATCH", 2048),
+        (("-ub", "--ubatch-size"), "LLAMA_ARG_UBATCH", 512),
+    ):
+        add(g, *flags, env=env, convert=int, default=default, metavar="N", help=f"default: {default}")
+    for flags, env in (
+        (("-ctk", "--cache-type-k"), "LLAMA_ARG_CACHE_TYPE_K"),
+        (("-ctv", "--cache-type-v"), "LLAMA_ARG_CACHE_TYPE_V"),
+    ):
+        add(g, *flags, env=env, default="f16", metavar="TYPE", help="default: f16")
     g.add_argument("--no-warmup", action="store_true", help="time the first pass of each process too")
     g.add_argument("-o", "--output", choices=output.FORMATS, default="md", help="format of the results; default: md")
     g.add_argument("--plot", metavar="PNG", help="draw speed against VRAM, and hit rate against slots, into this file")
@@ -89,7 +110,20 @@ def add_parser(commands: Any) -> None:
         help="figures of this machine, printed by benchmarks/microbench/machine.py: the results then say how far a "
         "token of hot experts is from what the machine allows",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def words(given: str | list[str]) -> list[str]:
+    """The values of a flag that takes several, or those of its variable, with spaces or commas between them."""
+    return given.replace(",", " ").split() if isinstance(given, str) else given
+
+
+def whole_numbers(given: str | list[str]) -> list[int]:
+    """The same, as whole numbers."""
+    wrong = [word for word in words(given) if not word.lstrip("-").isdecimal()]
+    if wrong:
+        raise ConfigError(f"{wrong[0]!r} is no whole number")
+    return [int(word) for word in words(given)]
 
 
 def mode_of(text: str) -> Mode | str:
@@ -106,6 +140,7 @@ def mode_of(text: str) -> Mode | str:
 
 def options_of(a: argparse.Namespace) -> runner.Options:
     """The checked options."""
+    resolve(a.parser, a)
     if a.text is not None and a.consecutive:
         raise ConfigError("--text and --consecutive contradict each other: give one of them")
     modes = [mode_of(text) for text in a.modes]
