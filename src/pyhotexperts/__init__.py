@@ -4,6 +4,8 @@ import pyhotexperts as phx
 
 with phx.Model() as model:  # the small model that is part of the package
     print(model.generate("The harbour lay quiet", max_tokens=40).text)
+
+`Model` is where everything begins.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def test_the_benchmark_says_how_to_measure_them(make_model: ModuleType, tmp_path
     run = Run(str(path), Mode("cpu_experts"), 8, 8, 0, 64, 64, 1, "mmap", "f16", "f16", "on", str(default_text()), 0)
     with (
         phx.Model(path, n_ctx=256, offload=phx.cpu_experts()) as model,
-        pytest.raises(phx.ConfigError, match="no tokenizer.*--consecutive"),
+        pytest.raises(phx.ConfigError, match=r"no tokenizer.*--consecutive"),
     ):
         child.tokens_of(run, model)
 
