@@ -1,9 +1,9 @@
 """Run mixture-of-experts language models larger than VRAM on one GPU and one CPU::
 
-import pyhotexperts as phx
+    import pyhotexperts as phx
 
-with phx.Model() as model:  # the small model that is part of the package
-    print(model.generate("The harbour lay quiet", max_tokens=40).text)
+    with phx.Model() as model:  # the small model that is part of the package
+        print(model.generate("The harbour lay quiet", max_tokens=40).text)
 
 `Model` is where everything begins.
 """
