@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from test_other_models import write_dense
 import pyhotexperts as phx
 from pyhotexperts import chat_template
 from pyhotexperts.chat_template import render
+from pyhotexperts.cli.chat import Conversation
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}assistant:"
 HELLO = [{"role": "user", "content": "Where does the ship lie?"}]
@@ -249,6 +254,99 @@ def test_the_command_survives_a_question_that_is_too_long(template_file: str) ->
     assert run.returncode == 0, run.stderr
     assert b"This question is left out" in run.stderr
     assert len(run.stdout) > 1
+
+
+class InterruptedScreen(io.StringIO):
+    """A standard output; Ctrl-C comes while a given piece is written, counted from 1."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+
+    def write(self, text: str) -> int:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+def test_a_stopped_answer_stays_as_far_as_it_came_and_has_stats(
+    chatty: phx.Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chatty.reset()
+    conversation = Conversation(chatty, None, {"temperature": 0, "max_tokens": 30})
+    monkeypatch.setattr(sys, "stdout", InterruptedScreen(4))
+    conversation.take("Who is there?")
+    assert "[stopped]" in capsys.readouterr().err
+    assert re.match(r"\[4 tokens \| [\d.]+ tokens/s \| stopped by Ctrl-C\]\n", conversation.stats())
+    assert f"the context holds {chatty.n_past} of 2048 tokens" in conversation.stats()
+    messages = [{"role": "user", "content": "Who is there?"}]
+    words = chatty.chat(messages, temperature=0, max_tokens=4).text
+    conversation.take("And now?")
+    answered = chatty.chat_prompt([*messages, {"role": "assistant", "content": words}])
+    assert chatty.detokenize(chatty._context.tokens).startswith(answered.removesuffix("assistant:"))
+    assert "generated" in conversation.stats()
+
+
+def test_a_question_that_is_stopped_before_its_answer_is_left_out(
+    chatty: phx.Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conversation = Conversation(chatty, None, {"temperature": 0, "max_tokens": 4})
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chatty, "stream_chat", interrupt)
+        conversation.take("Who is there?")
+    assert "this question is left out" in capsys.readouterr().err
+    conversation.take("And now?")
+    assert chatty.detokenize(chatty._context.tokens).startswith("user:And now?\nassistant:")
+
+
+def test_a_reset_forgets_the_answer_and_empties_the_context(
+    chatty: phx.Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conversation = Conversation(chatty, None, {"temperature": 0, "max_tokens": 4})
+    conversation.take("Who is there?")
+    assert "generated 4 tokens" in conversation.stats()
+    conversation.take("/reset")
+    assert conversation.stats() == "nothing was answered yet; the context holds 0 of 2048 tokens"
+
+
+def test_ctrl_c_at_the_prompt_drops_the_line_and_twice_leaves(template_file: str) -> None:
+    pytest.importorskip("readline")
+    in_a_terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    chat = [sys.executable, "-m", "pyhotexperts", "chat", "--chat-template-file", template_file, "-t", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-c", in_a_terminal, *chat], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as run:
+        assert run.stdin
+        assert run.stdout
+        seen = b""
+
+        def type_after(end: bytes, keys: bytes) -> None:
+            nonlocal seen
+            begin = len(seen)
+            while not (len(seen) > begin and end in seen[begin:]):
+                piece = run.stdout.read1()  # type: ignore[union-attr]
+                assert piece, seen
+                seen += piece
+            run.stdin.write(keys)  # type: ignore[union-attr]
+            run.stdin.flush()  # type: ignore[union-attr]
+
+        type_after(b"> ", b"/sta")
+        type_after(b"/sta", b"\x03")  # drops the line
+        type_after(b"> ", b"\x03")  # the first one at an empty prompt
+        type_after(b"> ", b"/stats\n")
+        type_after(b"> ", b"\x03")
+        type_after(b"> ", b"\x03")
+        rest, _ = run.communicate(timeout=60)
+        seen += rest
+    assert run.returncode == 0, seen
+    assert seen.count(b"once more at an empty prompt leaves") == 1
+    assert b"nothing was answered yet" in seen
+    assert b"there is no command" not in seen
 
 
 def test_the_command_without_a_template_says_so() -> None:

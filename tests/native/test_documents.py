@@ -40,6 +40,8 @@ def test_every_python_example_runs(root: Path, monkeypatch: pytest.MonkeyPatch) 
         with contextlib.redirect_stdout(output):
             exec(compile(code, name, "exec"), {})
         assert output.getvalue()
+        if name == "chat.md":
+            assert output.getvalue().splitlines()[0].strip()  # the answer is not empty
 
 
 def test_every_command_of_the_readme_parses(root: Path) -> None:
