@@ -78,7 +78,7 @@ def test_demo_with_a_live_view() -> None:
         assert f"layer   {layer} " + "█" * 64 in watched
     last = plain.split("-" * 72)[-2]  # the same text, in a frame
     assert last.split("«")[1].split()[0] in watched
-    assert "written tokens" in text
+    assert "written tokens" in text.split("\n" + "-" * 72 + "\n")[1]
 
 
 def test_info_as_json_and_as_text() -> None:
@@ -144,6 +144,17 @@ def test_a_prompt_that_is_no_utf8_is_refused() -> None:
     assert b"not valid UTF-8" in run.stderr
 
 
+def test_an_empty_prompt_is_refused_unless_given(tmp_path: Path) -> None:
+    run = command("generate", "-n", "1", "-t", "1")
+    assert run.returncode == 1
+    assert b"standard input is empty: give a prompt" in run.stderr
+    assert run.stdout == b""
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    assert b"empty.txt is empty" in command("generate", "-f", str(empty), "-n", "1", "-t", "1").stderr
+    assert command("generate", "-p", "", "-n", "1", "-t", "1").returncode == 0
+
+
 def test_a_bad_environment_variable_is_named() -> None:
     run = command("demo", env={"LLAMA_ARG_THREADS": "all"})
     assert run.returncode == 1
@@ -161,9 +172,28 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert b"Exception" not in run.stderr
 
 
-def test_wrong_usage_shows_the_usage() -> None:
-    assert command().returncode == 2
-    assert b"usage: pyhotexperts" in command("generate", "--no-such-flag").stderr
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "COMMAND; see `pyhotexperts --help`"),
+        (("--no-such-flag",), "see `pyhotexperts --help`"),
+        (("generate", "--no-such-flag"), "unrecognized arguments: --no-such-flag; see `pyhotexperts generate --help`"),
+        (("chat", "more"), "unrecognized arguments: more; see `pyhotexperts chat --help`"),
+        (("generate", "-s", "x"), "invalid int value: 'x'; see `pyhotexperts generate --help`"),
+        (("bench", "-hf", "a/b"), "bench takes no -hf: give the file of a model with -m"),
+        (("bench", "--hf-repo=a/b"), "bench takes no --hf-repo: give the file of a model with -m"),
+        (("bench", "-hff", "a"), "bench takes no -hff: give the file of a model with -m"),
+        (("info", "-hf", "a/b"), "info takes no -hf: it needs no model"),
+    ],
+)
+def test_wrong_usage_names_the_commands_help(arguments: tuple[str, ...], message: str) -> None:
+    run = command(*arguments)
+    assert run.returncode == 2
+    assert message in run.stderr.decode()
+    assert len(run.stderr.splitlines()) == 1
+
+
+def test_help_lists_the_commands() -> None:
     assert b"demo" in command("--help").stdout
 
 

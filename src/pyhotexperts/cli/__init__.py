@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
 
 from pyhotexperts import __version__
 from pyhotexperts.cli import bench, chat, demo, generate, info
@@ -18,15 +19,41 @@ logger = logging.getLogger("pyhotexperts")
 INTERRUPTED = 130  # the shell's exit status for Ctrl-C
 
 
+class Parser(argparse.ArgumentParser):
+    """As argparse's, but a mistake is told in one line, which names the help of the command that it is about."""
+
+    def parse_known_args(self, *args: Any, **more: Any) -> Any:
+        """As argparse's, but what a command does not know is an error of this command."""
+        arguments, unknown = super().parse_known_args(*args, **more)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return arguments, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and end."""
+        self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+
+
+class NoRepository(argparse.Action):
+    """A flag of other commands that argparse would take for -h."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, flag: str | None = None) -> None:
+        """Say what to give instead."""
+        instead = "give the file of a model with -m" if "-m" in parser._option_string_actions else "it needs no model"
+        parser.error(f"{parser.prog.split()[-1]} takes no {flag}: {instead}")
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line's grammar."""
-    top = argparse.ArgumentParser(
-        prog="pyhotexperts", description="Run mixture-of-experts language models larger than VRAM."
-    )
+    top = Parser(prog="pyhotexperts", description="Run mixture-of-experts language models larger than VRAM.")
     top.add_argument("--version", action="version", version=f"pyhotexperts {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in (demo, generate, chat, bench, info):
         module.add_parser(commands)
+    for command in commands.choices.values():
+        if "-hf" not in command._option_string_actions:
+            hub_flags = ("-hf", "--hf-repo", "-hff", "--hf-file")
+            command.add_argument(*hub_flags, nargs="?", action=NoRepository, help=argparse.SUPPRESS)
     return top
 
 

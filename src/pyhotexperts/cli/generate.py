@@ -60,6 +60,9 @@ def read_prompt(arguments: argparse.Namespace) -> str:
         text: str = data.decode("utf-8")
     except UnicodeDecodeError as e:
         raise ConfigError(f"the prompt is not valid UTF-8: {e}") from None
+    if not text:
+        origin = "standard input" if arguments.file is None else str(arguments.file)
+        raise ConfigError(f"{origin} is empty: give a prompt, or -p '' for a text without one")
     return text
 
 

@@ -48,6 +48,8 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._live.__exit__(kind, error, trace)
+        if not self._live.console.is_terminal:
+            self._live.console.print()  # rich ends the last line in a terminal alone
 
     def show(self, prompt: str, stream: Stream, cache: Any) -> Generation:
         """Show a generation as it comes; `cache` is asked for its state. Returns the result."""
