@@ -308,7 +308,7 @@ class Model:
         prompt
             Text, UTF-8 bytes, or token ids. An empty text starts from the model's BOS token. A list of those: each is
             continued on its own, `n_seq_max` of them at a time, and the result is a list in the same order; the i-th of
-            them has the seed `seed` + i, and without `max_tokens` an equal share of the context.
+            them has the seed `seed` + i, and without `max_tokens` an equal share of the context. No prompts, []: [].
         reuse_prefix
             Do not process again what the prompt has in common with what was evaluated before. Rounding may differ, and
             with it a token now and then. Not for several prompts.

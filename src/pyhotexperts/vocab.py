@@ -16,8 +16,8 @@ Batch = list[str] | list[bytes] | list[Sequence[int]] | list[list[int]] | tuple[
 
 
 def is_batch(prompt: Prompt | Batch) -> TypeGuard[Batch]:
-    """Whether these are several prompts: a list (not empty) of texts or of lists of token ids."""
-    return isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], Sized)
+    """Whether these are several prompts: a list of texts or of lists of token ids, or an empty one: none of them."""
+    return isinstance(prompt, list | tuple) and (not prompt or isinstance(prompt[0], Sized))
 
 
 class Vocab:

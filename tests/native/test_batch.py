@@ -103,6 +103,14 @@ def test_a_batch_leaves_an_empty_context(small: phx.Model) -> None:
     assert small.generate("The harbour lay quiet", temperature=0, max_tokens=8).tokens == single.tokens
 
 
+def test_no_prompts_give_no_results(small: phx.Model) -> None:
+    assert small.generate([], max_tokens=3) == []
+    with pytest.raises(phx.PromptError, match="empty"):
+        small.stream([])
+    with pytest.raises(phx.ConfigError, match="max_tokens"):
+        small.generate([], max_tokens=-2)
+
+
 def test_bad_batches_are_refused(small: phx.Model) -> None:
     with pytest.raises(phx.PromptError, match="no token of this model"):
         small.generate([[1, 2], [99999]])
@@ -112,8 +120,6 @@ def test_bad_batches_are_refused(small: phx.Model) -> None:
         small.generate(["a", [5] * 1024])
     with pytest.raises(phx.ConfigError, match="reuse_prefix"):
         small.generate(["a"], reuse_prefix=True)  # type: ignore[call-overload]
-    with pytest.raises(phx.PromptError, match="empty"):
-        small.generate([])
     for n in (0, 257, "many"):
         with pytest.raises(phx.ConfigError, match="n_seq_max"):
             phx.Model(n_seq_max=n)  # type: ignore[arg-type]
