@@ -71,6 +71,11 @@ def _check_together(paths: list[str], given: Shard) -> None:
     for i, path in enumerate(paths):
         loading.check_file(path)
         shard = read(path)
+        if (shard.count, shard.n_tensors_all) == (given.count, given.n_tensors_all) and shard.index != i:
+            raise ModelLoadError(
+                f"{path} does not belong under this name: the file says that it is file {shard.index + 1}, not "
+                f"{i + 1}, of {shard.count}. Download the one of this name again"
+            )
         if (shard.index, shard.count, shard.n_tensors_all) != (i, given.count, given.n_tensors_all):
             raise ModelLoadError(
                 f"{path} does not belong to the files beside it: it is file {shard.index + 1} of {shard.count} of a "
