@@ -40,6 +40,9 @@ _ERRORS: dict[int, type[errors.PyHotExpertsError]] = {
     lib.PHX_ERR_INTERNAL: errors.InternalError,
 }
 
+# What upstream says of a file that ends too early.
+_SIGNS_OF_A_SHORT_FILE = ("gguf_init_from_reader: failed to read", "data is not within the file bounds")
+
 # Functions that every other ggml and llama.cpp has, whatever its age; seen by the process only if global.
 _FOREIGN_SYMBOLS = ("ggml_init", "llama_backend_init")
 
@@ -90,6 +93,8 @@ def error_of(status: int, doing: str) -> errors.PyHotExpertsError:
     kind = _ERRORS.get(status, errors.InternalError)
     if status == lib.PHX_ERR_INTERNAL:
         reason = f"the native code failed: {reason}"
+    if status == lib.PHX_ERR_LOAD and any(sign in reason for sign in _SIGNS_OF_A_SHORT_FILE):
+        reason = f"the file is incomplete or damaged: download or copy it again ({reason})"
     return kind(f"{doing}: {reason}")
 
 

@@ -38,6 +38,7 @@ from pyhotexperts.vocab import Batch, Prompt, Vocab, is_batch
 MAX_N_CTX = 2**31 - 1
 MAX_N_SEQ = 256  # upstream's limit
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+EXACT_TYPES = ("f32", "f16", "bf16")  # of a KV cache, not quantised
 
 
 class Model:
@@ -746,6 +747,11 @@ def load_request(
         flash_attn=_flash_attn(flash_attn),
         n_sequences=0 if n_seq_max is None else integer("n_seq_max", n_seq_max, 1, MAX_N_SEQ),
     )
+    if type_v not in EXACT_TYPES and request.flash_attn == FLASH_ATTN["off"]:
+        raise ConfigError(
+            f'type_v="{type_v}" needs flash attention, which flash_attn="off" forbids: leave flash_attn at "auto", or '
+            f'type_v at "f16"'
+        )
     return replace(request, path=shards.first_shard(loading.check_file(path)))
 
 

@@ -69,7 +69,7 @@ def test_what_is_no_path(path: object) -> None:
 def test_truncated_file(tmp_path: Path, size: int) -> None:
     path = tmp_path / "short.gguf"
     path.write_bytes(phx.embedded_model().read_bytes()[:size])
-    refuse(path, phx.ModelLoadError)
+    refuse(path, phx.ModelLoadError, "incomplete or damaged: download or copy it again")
 
 
 def test_unsupported_architecture(tmp_path: Path) -> None:

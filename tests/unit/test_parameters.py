@@ -84,6 +84,13 @@ def test_model_refuses(name: str, value: Any) -> None:
     assert repr(value) in str(failure.value)
 
 
+def test_quantised_values_need_flash_attention() -> None:
+    with pytest.raises(phx.ConfigError, match=r'type_v="q8_0" needs flash attention.*flash_attn="off"'):
+        phx.Model(type_v="q8_0", flash_attn=False)
+    for parameters in ({"type_v": "bf16", "flash_attn": "off"}, {"type_v": "q8_0"}, {"type_k": "q8_0"}):
+        phx.model.load_request(None, **parameters)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("value", [-1, 1.5, "8", None, True])
 def test_layers_refuses(value: Any) -> None:
     with pytest.raises(phx.ConfigError, match="n_cpu_moe"):
