@@ -6,6 +6,8 @@ import io
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -324,6 +326,8 @@ def test_ctrl_c_at_the_prompt_drops_the_line_and_twice_leaves(template_file: str
         assert run.stdin
         assert run.stdout
         seen = b""
+        guard = threading.Timer(60, run.kill)  # then there is nothing more to read
+        guard.start()
 
         def type_after(end: bytes, keys: bytes) -> None:
             nonlocal seen
@@ -332,6 +336,7 @@ def test_ctrl_c_at_the_prompt_drops_the_line_and_twice_leaves(template_file: str
                 piece = run.stdout.read1()  # type: ignore[union-attr]
                 assert piece, seen
                 seen += piece
+            time.sleep(0.15)  # what shows the prompt is not yet waiting for keys
             run.stdin.write(keys)  # type: ignore[union-attr]
             run.stdin.flush()  # type: ignore[union-attr]
 
@@ -343,6 +348,7 @@ def test_ctrl_c_at_the_prompt_drops_the_line_and_twice_leaves(template_file: str
         type_after(b"> ", b"\x03")
         rest, _ = run.communicate(timeout=60)
         seen += rest
+        guard.cancel()
     assert run.returncode == 0, seen
     assert seen.count(b"once more at an empty prompt leaves") == 1
     assert b"nothing was answered yet" in seen
