@@ -255,7 +255,7 @@ class Model:
 
     @property
     def cache(self) -> Cache:
-        """The hot-expert cache: its state, its counters, what is resident."""
+        """State, counters and residency of the hot-expert cache."""
         return self._cache
 
     # ------------------------------------------------------------ tokens
@@ -446,7 +446,7 @@ class Model:
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:
-        """float32[n_vocab]: logits of the token after the last evaluated one.
+        """Logits of the token after the last evaluated one, float32[n_vocab].
 
         Raises
         ------
