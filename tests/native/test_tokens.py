@@ -40,7 +40,8 @@ def test_what_is_no_prompt_is_refused(model: phx.Model, prompt: object) -> None:
 
 def test_no_tokens_are_no_prompt(model: phx.Model) -> None:
     with pytest.raises(phx.PromptError, match="empty"):
-        model.generate([])
+        model.stream([])
+    assert model.generate([]) == []  # no prompts, no generations
     with pytest.raises(phx.PromptError, match="two tokens"):
         model.score("")
 
