@@ -6,30 +6,17 @@
 // id that is timed. Prints the seconds of the prompt and of all the other tokens.
 #include "ggml-backend.h"
 #include "llama.h"
+#include "loop.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MAX_LAYERS 512
 #define N_SINGLE 16
 
 static const char * const EXPERTS = "ffn_(up|down|gate|gate_up)_(ch|)exps";
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double) t.tv_sec + 1e-9 * (double) t.tv_nsec;
-}
-
-static void quiet(enum ggml_log_level level, const char * text, void * data) {
-    (void) data;
-    if (level >= GGML_LOG_LEVEL_ERROR) {
-        fputs(text, stderr);
-    }
-}
 
 static void fail(const char * what) {
     fprintf(stderr, "decode_loop: %s\n", what);

@@ -2,24 +2,11 @@
 //   greedy_loop MODEL PROMPT N_TOKENS N_THREADS N_CTX
 // Prints the tokens on one line, then the seconds for all but the first of them.
 #include "llama.h"
+#include "loop.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double) t.tv_sec + 1e-9 * (double) t.tv_nsec;
-}
-
-static void quiet(enum ggml_log_level level, const char * text, void * data) {
-    (void) data;
-    if (level >= GGML_LOG_LEVEL_ERROR) {
-        fputs(text, stderr);
-    }
-}
 
 int main(int argc, char ** argv) {
     if (argc != 6) {

@@ -1,19 +1,11 @@
 // The share between the lanes on made-up machines, whose times are known. Prints "ok N choices".
+#include "expect.h"
 #include "lane_share.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <random>
-
-#define EXPECT(condition)                                                \
-    do {                                                                 \
-        if (!(condition)) {                                              \
-            printf("line %d: %s does not hold\n", __LINE__, #condition); \
-            exit(1);                                                     \
-        }                                                                \
-    } while (0)
 
 static int choices = 0;
 

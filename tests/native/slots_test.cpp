@@ -1,22 +1,14 @@
 // Random operations on a slot table against a model of two plain maps; then every misuse. Prints "ok N operations".
+#include "expect.h"
 #include "slots.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <random>
 #include <set>
 #include <stdexcept>
 
 using hx::slot_table;
-
-#define EXPECT(condition)                                                   \
-    do {                                                                    \
-        if (!(condition)) {                                                 \
-            printf("line %d: %s does not hold\n", __LINE__, #condition);    \
-            exit(1);                                                        \
-        }                                                                   \
-    } while (0)
 
 template <typename F> bool refuses(F && call) {
     try {

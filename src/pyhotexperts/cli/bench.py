@@ -12,7 +12,7 @@ from tqdm import tqdm
 from pyhotexperts import loading, machine, picture
 from pyhotexperts.bench import bound, config, output, plot, runner, summary
 from pyhotexperts.bench.config import Mode, Run
-from pyhotexperts.cli.options import add, resolve
+from pyhotexperts.cli.options import add, add_model_file, resolve
 from pyhotexperts.errors import ConfigError, PyHotExpertsError
 from pyhotexperts.model import MAX_N_CTX, kv_types
 from pyhotexperts.offload import vram_budget_of
@@ -30,14 +30,7 @@ def add_parser(commands: Any) -> None:
         "is repeated.",
     )
     g = parser.add_argument_group("what")
-    add(
-        g,
-        "-m",
-        "--model",
-        env="LLAMA_ARG_MODEL",
-        metavar="FNAME",
-        help="GGUF file; default: the small model of the package",
-    )
+    add_model_file(g)
     g.add_argument(
         "--modes",
         nargs="+",

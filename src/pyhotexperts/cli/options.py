@@ -121,9 +121,8 @@ def _expected(convert: Callable[[str], Any]) -> str:
     return f"none of {', '.join(FLASH_ATTN)}" if convert is flash_attn else "neither on nor off"
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags that say which model to load, and how."""
-    g = parser.add_argument_group("model")
+def add_model_file(g: argparse._ArgumentGroup) -> None:
+    """The flag that names a model's file."""
     add(
         g,
         "-m",
@@ -132,6 +131,12 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FNAME",
         help="GGUF file; default: the small model of the package",
     )
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that say which model to load, and how."""
+    g = parser.add_argument_group("model")
+    add_model_file(g)
     add(
         g,
         "-hf",
