@@ -1,6 +1,7 @@
 // See cold_lane.h.
 #include "cold_lane.h"
 
+#include "cold_dot.h"
 #include "ggml-cpu.h"
 
 #include <algorithm>
@@ -17,9 +18,9 @@ namespace hx {
 
 namespace {
 
-constexpr int64_t BLOCK_ROWS = 16;  // rows of gate, then of up, that a thread takes at a time
-constexpr int64_t PIECE = 256;      // activations that a thread converts at a time: a multiple of every block
-constexpr size_t AHEAD = 8192;      // bytes: the processor's own prefetching stops at each page's end
+constexpr int64_t HIDDEN_BLOCK = 8;  // rows of gate, then of up, that a thread takes at a time
+constexpr int64_t OUT_BLOCK = 32;    // rows of down
+constexpr int64_t PIECE = 256;       // activations that a thread converts at a time: a multiple of every block
 constexpr auto SPIN_TIME = std::chrono::milliseconds(20);  // longer than one token's gap between two layers
 
 void pause() {
@@ -35,10 +36,39 @@ struct span {
     int64_t end;
 };
 
+// Some rows of one expert's matrix; row: of the job.
+struct block {
+    int64_t row;
+    int64_t first;
+    int64_t n;
+};
+
 // A thread's contiguous share of n things.
 span share(int64_t n, int thread, int n_threads) {
     return { n * thread / n_threads, n * (thread + 1) / n_threads };
 }
+
+// The blocks of one phase that a thread takes: first its contiguous share of one half of them, then whichever of the other
+// half nobody has taken. Threads are not equally fast: two on one core get less than one alone.
+class block_queue {
+  public:
+    block_queue(int64_t n_blocks, std::atomic<int64_t> & taken, int thread, int n_threads)
+        : n(n_blocks), n_owned(n_blocks / 2), shared(taken), own(share(n_owned, thread, n_threads)) {}
+
+    // The next block's index; n when there are no more.
+    int64_t take() {
+        if (own.begin < own.end) {
+            return own.begin++;
+        }
+        return std::min(n, n_owned + shared.fetch_add(1, std::memory_order_relaxed));
+    }
+
+  private:
+    const int64_t n;
+    const int64_t n_owned;
+    std::atomic<int64_t> & shared;
+    span own;
+};
 
 const ggml_type_traits_cpu * traits_of(const expert_matrix & m) {
     return ggml_get_type_traits_cpu(m.type);
@@ -73,13 +103,19 @@ void prefetch(const char * from, size_t bytes) {
     }
 }
 
-void multiply(const expert_matrix & m, int32_t expert, int64_t first, int64_t n, const char * x, float * out) {
-    const ggml_vec_dot_t vec_dot = traits_of(m)->vec_dot;
+// n consecutive rows; next: what the thread reads after them.
+void multiply(const expert_matrix & m, const char * row, int64_t n, const char * x, float * out, const char * next) {
     const size_t row_bytes = m.row_bytes();
-    const char * row = m.row(expert, first);
+    const reading after = { row + size_t(n) * row_bytes, next };
+    const dot_function dot = prefetching_dot(m.type);
+    const ggml_vec_dot_t vec_dot = traits_of(m)->vec_dot;
     for (int64_t i = 0; i < n; i++, row += row_bytes) {
-        prefetch(row + AHEAD, row_bytes);
-        vec_dot(int(m.n_in), out + i, 0, row, 0, x, 0, 1);
+        if (dot) {
+            out[i] = dot(m.n_in, row, x, after);
+        } else {
+            prefetch(after.ahead_of(row), row_bytes);
+            vec_dot(int(m.n_in), out + i, 0, row, 0, x, 0, 1);
+        }
     }
 }
 
@@ -151,6 +187,8 @@ void cold_lane::run(const cold_layer & layer, const float * x, int32_t n_tokens,
     hidden.resize(size_t(n_rows) * size_t(layer.gate.n_out));
     h_converted.resize(size_t(n_rows) * converted_bytes(layer.down));
     current = { &layer, x, n_tokens, rows, n_rows, out };
+    hidden_taken.store(0, std::memory_order_relaxed);
+    out_taken.store(0, std::memory_order_relaxed);
 
     bool sleepers;
     {
@@ -174,13 +212,23 @@ void cold_lane::work(int thread) {
     const char * x_up = same_x ? x_converted.data() : x_converted_up.data();
     const int64_t n_ff = l.gate.n_out;
     const int64_t n_out = l.down.n_out;
-    const span ff = share(n_ff * j.n_rows, thread, n_threads);
-    const span down = share(n_out * j.n_rows, thread, n_threads);
 
-    // what a thread reads first after each barrier is on its way before
-    if (ff.begin < ff.end) {
-        prefetch(l.gate.row(j.rows[ff.begin / n_ff].expert, ff.begin % n_ff), AHEAD);
-        prefetch(l.up.row(j.rows[ff.begin / n_ff].expert, ff.begin % n_ff), AHEAD);
+    const auto block_of = [&](int64_t index, int64_t n_rows_of_expert, int64_t size) {
+        const int64_t of_expert = (n_rows_of_expert + size - 1) / size;
+        const int64_t first = index % of_expert * size;
+        return block{ index / of_expert, first, std::min(size, n_rows_of_expert - first) };
+    };
+    const auto weights_of = [&](const expert_matrix & m, const block & b) {
+        return b.row < j.n_rows ? m.row(j.rows[b.row].expert, b.first) : nullptr;
+    };
+    // The blocks of a phase in the order in which this thread computes them, each with the one after it.
+    block_queue hidden_blocks((n_ff + HIDDEN_BLOCK - 1) / HIDDEN_BLOCK * j.n_rows, hidden_taken, thread, n_threads);
+    block_queue out_blocks((n_out + OUT_BLOCK - 1) / OUT_BLOCK * j.n_rows, out_taken, thread, n_threads);
+    block b = block_of(hidden_blocks.take(), n_ff, HIDDEN_BLOCK);
+    block o = block_of(out_blocks.take(), n_out, OUT_BLOCK);
+
+    if (b.row < j.n_rows) {  // on its way while the activations are converted
+        prefetch(weights_of(l.gate, b), PREFETCH_AHEAD);
     }
     const span x = share(j.n_tokens * n_pieces(l.gate), thread, n_threads);
     for (int64_t i = x.begin; i < x.end; i++) {
@@ -193,22 +241,19 @@ void cold_lane::work(int thread) {
     }
     barrier();
 
-    for (int64_t i = ff.begin; i < ff.end;) {
-        const int64_t r = i / n_ff;
-        const int64_t first = i % n_ff;
-        const int64_t n = std::min({ BLOCK_ROWS, n_ff - first, ff.end - i });
-        const cold_row & row = j.rows[r];
-        float gate[BLOCK_ROWS];
-        float up[BLOCK_ROWS];
-        multiply(l.gate, row.expert, first, n, x_converted.data() + size_t(row.token) * x_bytes, gate);
-        multiply(l.up, row.expert, first, n, x_up + size_t(row.token) * up_bytes, up);
-        for (int64_t k = 0; k < n; k++) {
-            hidden[size_t(i + k)] = gate[k] / (1.0f + std::exp(-gate[k])) * up[k];
+    while (b.row < j.n_rows) {
+        const block next = block_of(hidden_blocks.take(), n_ff, HIDDEN_BLOCK);
+        const size_t token = size_t(j.rows[b.row].token);
+        const char * up_weights = weights_of(l.up, b);
+        const char * after = next.row < j.n_rows ? weights_of(l.gate, next) : weights_of(l.down, o);
+        float gate[HIDDEN_BLOCK];
+        float up[HIDDEN_BLOCK];
+        multiply(l.gate, weights_of(l.gate, b), b.n, x_converted.data() + token * x_bytes, gate, up_weights);
+        multiply(l.up, up_weights, b.n, x_up + token * up_bytes, up, after);
+        for (int64_t k = 0; k < b.n; k++) {
+            hidden[size_t(b.row * n_ff + b.first + k)] = gate[k] / (1.0f + std::exp(-gate[k])) * up[k];
         }
-        i += n;
-    }
-    if (down.begin < down.end) {
-        prefetch(l.down.row(j.rows[down.begin / n_out].expert, down.begin % n_out), AHEAD);
+        b = next;
     }
     barrier();
 
@@ -219,12 +264,12 @@ void cold_lane::work(int thread) {
     }
     barrier();
 
-    for (int64_t i = down.begin; i < down.end;) {
-        const int64_t r = i / n_out;
-        const int64_t first = i % n_out;
-        const int64_t n = std::min(n_out - first, down.end - i);
-        multiply(l.down, j.rows[r].expert, first, n, h_converted.data() + size_t(r) * h_bytes, j.out + i);
-        i += n;
+    while (o.row < j.n_rows) {
+        const block next = block_of(out_blocks.take(), n_out, OUT_BLOCK);
+        const char * weights = weights_of(l.down, o);
+        const char * after = next.row < j.n_rows ? weights_of(l.down, next) : weights;
+        multiply(l.down, weights, o.n, h_converted.data() + size_t(o.row) * h_bytes, j.out + o.row * n_out + o.first, after);
+        o = next;
     }
     barrier();
 }

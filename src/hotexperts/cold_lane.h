@@ -47,6 +47,8 @@ struct cold_row {
     int32_t expert;
 };
 
+constexpr size_t CACHE_LINE = 64;
+
 class cold_lane {
   public:
     explicit cold_lane(int n_threads);  // the calling thread included
@@ -83,11 +85,14 @@ class cold_lane {
     std::vector<char> h_converted;  // [n_rows]
 
     std::vector<std::thread> workers;
-    std::atomic<uint32_t> generation{ 0 };  // of the job; grows by one with each run
-    std::atomic<int> arrived{ 0 };
-    std::atomic<uint32_t> phase{ 0 };
+    // Each on a line of its own: threads wait on one while others change the next.
+    alignas(CACHE_LINE) std::atomic<uint32_t> generation{ 0 };  // of the job; grows by one with each run
     std::atomic<bool> stopping{ false };
-    std::mutex sleep_mutex;
+    alignas(CACHE_LINE) std::atomic<int> arrived{ 0 };
+    alignas(CACHE_LINE) std::atomic<uint32_t> phase{ 0 };
+    alignas(CACHE_LINE) std::atomic<int64_t> hidden_taken{ 0 };  // blocks of the job that were taken by whoever was free
+    alignas(CACHE_LINE) std::atomic<int64_t> out_taken{ 0 };
+    alignas(CACHE_LINE) std::mutex sleep_mutex;
     std::condition_variable wake;
     int asleep = 0;
 };

@@ -92,7 +92,7 @@ class hot_context : public context_link {
     void fetch(int32_t layer);
     void run_gpu_lane(const action & a, int32_t top_k, int32_t n_tokens);
     void run_staged(const action & a, mul_mat_id_fn upstream);
-    void gather(const action & a, char * scratch, size_t stride);
+    void gather(const action & a, char * scratch, size_t stride, const int32_t * marked, const void * host);
     void copy_from_host(const action & a, char * scratch, size_t stride);
     void begin_stream(size_t index);
     region_shape shape_of(const action & a, const ggml_tensor * first) const;

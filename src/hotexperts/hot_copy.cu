@@ -48,10 +48,10 @@ __device__ void copy_aligned(const char * from, char * to, int64_t bytes) {
 // blockIdx.x: expert, blockIdx.y: chunk
 __global__ void gather_kernel(gather_shape g) {
     const int e = blockIdx.x;
-    if (!g.used[e]) {
+    const int slot = g.table ? g.table[e] : -1;
+    if ((g.used && !g.used[e]) || (slot < 0 && !g.host)) {
         return;
     }
-    const int slot = g.table ? g.table[e] : -1;
     const char * from = slot >= 0 ? g.slots + slot * g.slot_stride : g.host + e * g.expert_bytes;
     char * to = g.scratch + e * g.stride;
     const int64_t first = blockIdx.y * GATHER_CHUNK;

@@ -8,9 +8,9 @@ namespace hx {
 // Copies the marked experts into scratch, expert e to scratch + e * stride with the bytes after it zeroed: from its slot if
 // it has one, else from pinned host memory.
 struct gather_shape {
-    const int32_t * used;        // device
+    const int32_t * used;        // device, NULL = all are
     const int32_t * table;       // device, NULL = no slots
-    const char * host;           // expert 0
+    const char * host;           // expert 0, NULL = only those that have a slot
     const char * slots;          // slot 0
     char * scratch;
     int32_t n_expert;

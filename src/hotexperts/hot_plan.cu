@@ -11,7 +11,7 @@ namespace hx {
 
 namespace {
 
-constexpr int STREAM_SELECTIONS = 4;  // a batch is streamed when it selects each expert so often on average
+constexpr int STREAM_SELECTIONS = 20;  // a batch is streamed when it selects each expert so often on average
 
 bool is_noop(const ggml_tensor * t) {
     return t->op == GGML_OP_NONE || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_VIEW || t->op == GGML_OP_PERMUTE || t->op == GGML_OP_TRANSPOSE;

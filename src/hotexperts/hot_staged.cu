@@ -2,8 +2,10 @@
 #include "hot_context.h"
 #include "hot_copy.h"
 
+#include "host_memory.h"
 #include "hot_buffer.h"
 
+#include <algorithm>
 #include <set>
 
 namespace hx {
@@ -11,6 +13,26 @@ namespace hx {
 namespace {
 
 constexpr size_t STRIDE_ALIGNMENT = 16;  // bytes, for the gather kernel's wide copies
+
+// Copies consecutive experts of n bytes to places that are `stride` apart.
+void copy_experts(char * to, size_t stride, const char * from, size_t n, size_t count, bool pinned, cudaStream_t stream) {
+    if (stride == n) {
+        CUDA_CHECK(pinned ? copy_pinned(to, from, count * n, stream) : cudaMemcpyAsync(to, from, count * n, cudaMemcpyHostToDevice, stream));
+        return;
+    }
+    while (count > 0) {
+        const size_t whole = pinned ? pinned_extent(from, count * n) / n : count;  // a copy must not cross two registered pieces
+        if (whole > 0) {
+            CUDA_CHECK(cudaMemcpy2DAsync(to, stride, from, n, n, whole, cudaMemcpyHostToDevice, stream));
+        } else {
+            CUDA_CHECK(copy_pinned(to, from, n, stream));
+        }
+        const size_t done = std::max(whole, size_t(1));
+        to += done * stride;
+        from += done * n;
+        count -= done;
+    }
+}
 
 }  // namespace
 
@@ -51,9 +73,12 @@ void hot_context::run_staged(const action & a, mul_mat_id_fn upstream) {
             begin_stream(index + 1);
         }
         bytes = scratch[index % 2];
+        if (matrix_of(a)) {
+            gather(a, bytes, stride, nullptr, nullptr);  // the residents, while the others are copied
+        }
         CUDA_CHECK(cudaStreamWaitEvent(ctx.stream(), copied[index % 2], 0));
     } else if (a.how == path::gather) {
-        gather(a, bytes, stride);
+        gather(a, bytes, stride, used, w->data);
     } else {
         copy_from_host(a, bytes, stride);
     }
@@ -66,13 +91,13 @@ void hot_context::run_staged(const action & a, mul_mat_id_fn upstream) {
     }
 }
 
-void hot_context::gather(const action & a, char * to, size_t stride) {
+void hot_context::gather(const action & a, char * to, size_t stride, const int32_t * marked, const void * host) {
     const ggml_tensor * w = a.nodes[0]->src[0];
     const slot_matrix * m = matrix_of(a);
     gather_shape g = {};
-    g.used = used;
+    g.used = marked;
     g.table = m ? mail.tables + int64_t(a.layer) * mail.table_size : nullptr;
-    g.host = static_cast<const char *>(w->data);
+    g.host = static_cast<const char *>(host);
     g.slots = m ? m->slots : nullptr;
     g.scratch = to;
     g.n_expert = int32_t(w->ne[2]);
@@ -115,33 +140,21 @@ void hot_context::begin_stream(size_t index) {
     const ggml_tensor * w = a.nodes[0]->src[0];
     const size_t n = size_t(w->nb[2]);
     const size_t stride = scratch_stride(w);
-    const slot_matrix * m = matrix_of(a);
     char * to = scratch[index % 2];
     const char * from = static_cast<const char *>(w->data);
     const int32_t n_expert = int32_t(w->ne[2]);
     const bool pinned = hot_buffer_is_pinned(w->buffer);
-    const auto slot_of = [&](int32_t e) { return m ? tables[size_t(a.layer * mail.table_size + e)] : -1; };
+    const auto is_resident = [&](int32_t e) { return a.layer >= 0 && tables[size_t(a.layer * mail.table_size + e)] >= 0; };
     if (index >= 2) {
         CUDA_CHECK(cudaStreamWaitEvent(copy_stream, consumed[index % 2], 0));
     }
     for (int32_t e = 0; e < n_expert;) {
-        const int32_t slot = slot_of(e);
-        if (slot >= 0) {
-            CUDA_CHECK(cudaMemcpyAsync(to + size_t(e) * stride, m->slots + size_t(slot) * n, n, cudaMemcpyDeviceToDevice, copy_stream));
-            e++;
-            continue;
-        }
-        int32_t end = e + 1;
-        while (stride == n && end < n_expert && slot_of(end) < 0) {
+        int32_t end = e;
+        while (end < n_expert && !is_resident(end)) {
             end++;
         }
-        const size_t bytes = size_t(end - e) * n;
-        if (pinned) {
-            CUDA_CHECK(copy_pinned(to + size_t(e) * stride, from + size_t(e) * n, bytes, copy_stream));
-        } else {
-            CUDA_CHECK(cudaMemcpyAsync(to + size_t(e) * stride, from + size_t(e) * n, bytes, cudaMemcpyHostToDevice, copy_stream));
-        }
-        e = end;
+        copy_experts(to + size_t(e) * stride, stride, from + size_t(e) * n, n, size_t(end - e), pinned, copy_stream);
+        e = end + 1;
     }
     if (stride > n) {
         CUDA_CHECK(cudaMemset2DAsync(to + n, stride, 0, stride - n, size_t(n_expert), copy_stream));

@@ -35,7 +35,8 @@ def program(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (cuda / "include" / "cuda_runtime_api.h").exists():
         pytest.skip("needs the headers of the CUDA toolkit")
     program = tmp_path_factory.mktemp("lanes") / "hot_lane_test"
-    sources = [root / "tests" / "gpu" / "hot_lane_test.cpp", root / "src" / "hotexperts" / "cold_lane.cpp"]
+    ours = root / "src" / "hotexperts"
+    sources = [root / "tests" / "gpu" / "hot_lane_test.cpp", ours / "cold_lane.cpp", ours / "cold_dot.cpp"]
     ggml = root / "vendor" / "llama.cpp" / "ggml" / "include"
     headers = [f"-I{root / 'src' / 'hotexperts'}", "-isystem", str(ggml), "-isystem", str(cuda / "include")]
     linked = [f"-L{libraries}", "-lphx-ggml-cpu", "-lphx-ggml", "-lphx-ggml-base", f"-Wl,-rpath,{libraries}"]

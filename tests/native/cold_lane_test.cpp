@@ -1,5 +1,6 @@
 // The CPU lane against ggml's own MUL_MAT_ID, bit for bit: every type that has a CPU kernel, mixed types, many hit masks,
 // several numbers of threads. With the argument "quick", types that take long to quantise are left out. Prints one line per type, and "ok N rows" at the end.
+#include "cold_dot.h"
 #include "cold_lane.h"
 
 #include "ggml-alloc.h"
@@ -175,6 +176,36 @@ static void check_refusals(hx::cold_lane & lane) {
     }
 }
 
+// Rows of any bytes, also odd numbers of blocks. Returns how many finite results were compared.
+static long compare_dots() {
+    long finite = 0;
+    for (int t = 0; t < GGML_TYPE_COUNT; t++) {
+        const ggml_type type = ggml_type(t);
+        const hx::dot_function dot = hx::prefetching_dot(type);
+        for (int64_t blocks = 1; dot && blocks <= 9; blocks++) {
+            const int64_t n = blocks * ggml_blck_size(type);
+            const ggml_type_traits_cpu * traits = ggml_get_type_traits_cpu(type);
+            for (int i = 0; i < 200; i++) {
+                std::vector<char> row(ggml_row_size(type, n));
+                for (char & byte : row) {
+                    byte = char(rng());
+                }
+                std::vector<char> x(ggml_row_size(traits->vec_dot_type, n));
+                ggml_get_type_traits_cpu(traits->vec_dot_type)->from_float(normal(size_t(n)).data(), x.data(), n);
+                float expected;
+                traits->vec_dot(int(n), &expected, 0, row.data(), 0, x.data(), 0, 1);
+                const float seen = dot(n, row.data(), x.data(), { row.data() + row.size(), row.data() });
+                if (memcmp(&seen, &expected, sizeof(seen)) != 0 && !(std::isnan(seen) && std::isnan(expected))) {
+                    printf("%s, %lld blocks: %a instead of %a\n", ggml_type_name(type), (long long) blocks, double(seen), double(expected));
+                    exit(1);
+                }
+                finite += std::isfinite(seen);
+            }
+        }
+    }
+    return finite;
+}
+
 int main(int argc, char ** argv) {
     const bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     long compared = 0;
@@ -209,6 +240,7 @@ int main(int argc, char ** argv) {
         }
     }
     check_refusals(three);
+    printf("dots %ld\n", compare_dots());
     printf("ok %d types %ld rows\n", n_types, compared);
     return 0;
 }

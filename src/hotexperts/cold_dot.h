@@ -1,0 +1,31 @@
+// Dot products of a row of weights with converted activations that ask for the weights to come while they compute.
+//
+// ggml's vec_dot and a burst of prefetches before each row leave the processor's few line buffers full at one moment and
+// idle at the next. Here each block asks for as many bytes as it uses, so reading is as fast as reading alone (x86 with
+// AVX2). The results equal ggml's AVX2 kernels bit for bit.
+#pragma once
+
+#include "ggml.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace hx {
+
+constexpr size_t PREFETCH_AHEAD = 8192;  // bytes: the processor's own prefetching stops at each page's end
+
+// What a thread reads after the row at hand: on to `end`, then from `next` on.
+struct reading {
+    const char * end;
+    const char * next;
+
+    const char * ahead_of(const char * at) const { return at + PREFETCH_AHEAD < end ? at + PREFETCH_AHEAD : at + PREFETCH_AHEAD + (next - end); }
+};
+
+// The product of n weights in `row` and n activations in `x`. May ask for bytes beyond the weights: a prefetch never faults.
+using dot_function = float (*)(int64_t n, const char * row, const char * x, reading after);
+
+// NULL for types in which ggml's own kernel is as fast, and on other processors.
+dot_function prefetching_dot(ggml_type type);
+
+}  // namespace hx
