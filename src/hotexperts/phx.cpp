@@ -245,6 +245,7 @@ llama_context_params to_llama(const phx_context_params & params, const llama_mod
     result.kv_unified = true;  // the sequences share all of n_ctx
     result.n_batch = params.n_batch;
     result.n_ubatch = params.n_ubatch;
+    result.n_outputs_max = std::max(result.n_batch, result.n_seq_max);  // upstream has room for one of each sequence
     result.n_threads = params.n_threads;
     result.n_threads_batch = params.n_threads;
     result.type_k = ggml_type(params.type_k);

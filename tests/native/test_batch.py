@@ -103,6 +103,14 @@ def test_a_batch_leaves_an_empty_context(small: phx.Model) -> None:
     assert small.generate("The harbour lay quiet", temperature=0, max_tokens=8).tokens == single.tokens
 
 
+def test_batches_of_fewer_tokens_than_sequences() -> None:
+    with phx.Model(n_threads=1, n_ctx=512, n_batch=1) as one, phx.Model(n_threads=1, n_ctx=512, n_batch=3, n_ubatch=2) as three:
+        for model in (one, three):
+            results = model.generate(PROMPTS[:5], max_tokens=4, temperature=0, logprobs=1)
+            for prompt, result in zip(PROMPTS[:5], results, strict=True):
+                check(model, prompt, result)
+
+
 def test_no_prompts_give_no_results(small: phx.Model) -> None:
     assert small.generate([], max_tokens=3) == []
     with pytest.raises(phx.PromptError, match="empty"):
