@@ -104,7 +104,8 @@ def test_a_batch_leaves_an_empty_context(small: phx.Model) -> None:
 
 
 def test_batches_of_fewer_tokens_than_sequences() -> None:
-    with phx.Model(n_threads=1, n_ctx=512, n_batch=1) as one, phx.Model(n_threads=1, n_ctx=512, n_batch=3, n_ubatch=2) as three:
+    sizes = {"n_threads": 1, "n_ctx": 512, "n_ubatch": 2}
+    with phx.Model(**sizes, n_batch=1) as one, phx.Model(**sizes, n_batch=3) as three:
         for model in (one, three):
             results = model.generate(PROMPTS[:5], max_tokens=4, temperature=0, logprobs=1)
             for prompt, result in zip(PROMPTS[:5], results, strict=True):
