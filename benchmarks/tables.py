@@ -200,6 +200,20 @@ def by_budget(lines: list[Row], name: str, title: str, budgets_gib: tuple[int, .
     return f"## {title}, all modes at equal VRAM\n\n{text}\n\n{table(SPEED_HEADING, shown)}{picture}"
 
 
+def few_threads(lines: list[Row]) -> str:
+    """The 122B with the 6 cores of a small machine: the newest run of several modes with no other number of threads."""
+    rows: list[Row] = []
+    for run in runs_of(lines):
+        modes = {mode_of(row) for row in run}
+        if run[0]["model_filename"] == "122b.gguf" and {row["n_threads"] for row in run} == {6} and len(modes) > 1:
+            rows = run
+    if not rows:
+        return ""
+    shown = [speed_line(row, rows, "") for row in generated(rows)]
+    text = f"{workload(generated(rows)[0])}. {origin(rows)}"
+    return f"## Qwen3.5-122B-A10B shapes, 6 threads\n\n{text}\n\n{table(SPEED_HEADING, shown)}"
+
+
 def embedded(lines: list[Row]) -> str:
     """The embedded model on real text."""
     runs = [
@@ -306,9 +320,16 @@ def machine(lines: list[Row]) -> str:
     return text
 
 
+def lane_figure(line: Row, name: str) -> str:
+    """GB/s of the CPU lane with weights of this type."""
+    lane, ggml = line["gb_per_second"].get(name), line.get("ggml_gb_per_second", {}).get(name)
+    return figure(lane) + (f" ({lane / ggml:.2f}x)" if lane and ggml else "")
+
+
 def cpu_lane(lines: list[Row]) -> str:
-    """The CPU lane beside plain reads, by commit."""
+    """The CPU lane beside plain reads, and over ggml's own CPU path: the newest file of a machine with a GPU, if any."""
     lines = [line for line in lines if "reads" in line.get("gb_per_second", {}) and "threads" in line]
+    lines = [line for line in lines if line["gpu"]] or lines
     if not lines:
         return ""
     lines = [line for line in lines if line["file"] == lines[-1]["file"]]
@@ -320,14 +341,14 @@ def cpu_lane(lines: list[Row]) -> str:
             {"4k": "4 KiB"}.get(line["pages"], line["pages"]),
             str(line.get("experts", 8)),
             figure(line["gb_per_second"]["reads"]),
-            *(figure(line["gb_per_second"].get(name)) for name in types),
+            *(lane_figure(line, name) for name in types),
         ]
         for line in lines
     ]
     heading = ["commit", "threads", "pages", "experts at a time", "plain reads", *types]
     text = (
-        "`microbench/cpu_lane.py`: experts of the 30B's shape that are in no cache, and plain reads, GB/s. The lane "
-        "prefetches since bb970c8."
+        "`microbench/cpu_lane.py`: experts of the 30B's shape that are in no cache, and plain reads, GB/s; in brackets "
+        "the lane over ggml's own CPU path, where that was measured."
     )
     return f"## The CPU lane alone\n\n{text} {origin(lines)}\n\n{table(heading, shown)}"
 
@@ -374,6 +395,7 @@ TABLES: dict[str, Callable[[list[Row]], str]] = {
         name: lambda lines, name=name, title=title, budgets=budgets: by_budget(lines, name, title, budgets)
         for name, (title, budgets) in GEOMETRIES.items()
     },
+    "threads": few_threads,
     "embedded": embedded,
     "reference": reference,
     "machine": machine,

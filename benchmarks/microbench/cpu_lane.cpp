@@ -1,11 +1,14 @@
 // How fast this machine's CPU reads memory, and how fast the CPU lane works through experts that are in no cache.
 //
-//     cpu_lane THREADS PAGES    PAGES: 4k or huge
+//     cpu_lane THREADS PAGES TYPE...    PAGES: 4k or huge; TYPE: of weights, such as q4_K
 //
-// Prints "reads GB/s" for plain reads, then "TYPE ROWS GB/s" for the lane on layers of Qwen3-30B-A3B's shape, which computes
-// so many rows of different experts at a time: the median of five passes over memory much larger than any cache.
+// Prints "reads GB/s" for plain reads, then "TYPE ROWS GB/s GGML" for layers of Qwen3-30B-A3B's shape, of which so many rows
+// of different experts are computed at a time, by the lane and by ggml's own CPU backend (a graph of three MUL_MAT_ID and
+// SWIGLU): medians of five passes over memory much larger than any cache.
 #include "cold_lane.h"
 
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
 #include "ggml-cpu.h"
 
 #include <sys/mman.h>
@@ -92,7 +95,8 @@ static hx::expert_matrix random_matrix(ggml_type type, int64_t n_in, int64_t n_o
         v = normal(rng);
     }
     std::vector<char> rows(ggml_row_size(type, n_in) * PATTERN);
-    ggml_quantize_chunk(type, values.data(), rows.data(), 0, PATTERN, n_in, nullptr);
+    const std::vector<float> importance(size_t(n_in), 1.0f);  // some types need it
+    ggml_quantize_chunk(type, values.data(), rows.data(), 0, PATTERN, n_in, importance.data());
     const size_t bytes = ggml_row_size(type, n_in) * size_t(n_out * N_EXPERT);
     char * data = allocate(bytes);
     for (size_t at = 0; at < bytes; at += rows.size()) {
@@ -136,20 +140,107 @@ static double lane_rate(const layers & l, int32_t n_rows, hx::cold_lane & lane) 
     });
 }
 
+// The same by ggml: one graph for each layer, whose experts are selected by what `ids` holds.
+class ggml_layers {
+  public:
+    ggml_layers(const layers & l, int32_t n_rows, int n_threads) : backend(ggml_backend_cpu_init()), rows(n_rows) {
+        const size_t n_tensors = 9 * l.all.size();
+        ctx = ggml_init({ n_tensors * ggml_tensor_overhead() + l.all.size() * ggml_graph_overhead(), nullptr, true });
+        x = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, N_EMBD, 1, 1);
+        ids = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, n_rows, 1);
+        for (const hx::cold_layer & layer : l.all) {
+            ggml_tensor * gate = ggml_mul_mat_id(ctx, weights(layer.gate), x, ids);
+            ggml_tensor * up = ggml_mul_mat_id(ctx, weights(layer.up), x, ids);
+            ggml_cgraph * graph = ggml_new_graph(ctx);
+            ggml_build_forward_expand(graph, ggml_mul_mat_id(ctx, weights(layer.down), ggml_swiglu_split(ctx, gate, up), ids));
+            graphs.push_back(graph);
+        }
+        buffer = ggml_backend_alloc_ctx_tensors(ctx, backend);
+        std::fill_n(static_cast<float *>(x->data), N_EMBD, 0.5f);
+        ggml_backend_cpu_set_n_threads(backend, n_threads);
+        ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+        params.poll = 100;  // as fast as it can: threads that do not sleep between two graphs
+        pool = ggml_threadpool_new(&params);
+        ggml_backend_cpu_set_threadpool(backend, pool);
+    }
+    ~ggml_layers() {
+        ggml_backend_free(backend);
+        ggml_threadpool_free(pool);
+        ggml_backend_buffer_free(buffer);
+        ggml_free(ctx);
+    }
+    void run(size_t layer, int32_t first_expert) {
+        for (int32_t r = 0; r < rows; r++) {
+            static_cast<int32_t *>(ids->data)[r] = first_expert + r;
+        }
+        ggml_backend_graph_compute(backend, graphs[layer]);
+    }
+
+  private:
+    ggml_tensor * weights(const hx::expert_matrix & m) {
+        ggml_tensor * t = ggml_new_tensor_3d(ctx, m.type, m.n_in, m.n_out, m.n_expert);
+        t->data = const_cast<void *>(m.data);
+        return t;
+    }
+
+    ggml_backend_t backend;
+    ggml_backend_buffer_t buffer;
+    ggml_context * ctx;
+    ggml_threadpool * pool;
+    ggml_tensor * x;
+    ggml_tensor * ids;
+    std::vector<ggml_cgraph *> graphs;
+    const int32_t rows;
+};
+
+static double ggml_rate(const layers & l, int32_t n_rows, int n_threads) {
+    ggml_layers g(l, n_rows, n_threads);
+    return median_rate(l.expert_bytes * N_EXPERT * l.all.size(), [&] {
+        for (int32_t e = 0; e < N_EXPERT; e += n_rows) {
+            for (size_t layer = 0; layer < l.all.size(); layer++) {
+                g.run(layer, e);
+            }
+        }
+    });
+}
+
+// GGML_TYPE_COUNT if there is none of this name that the lane computes.
+static ggml_type type_of(const char * name) {
+    for (int t = 0; t < GGML_TYPE_COUNT; t++) {
+        const char * other = ggml_type_name(ggml_type(t));
+        if (other && strcmp(other, name) == 0 && ggml_get_type_traits_cpu(ggml_type(t))->vec_dot) {
+            return ggml_type(t);
+        }
+    }
+    return GGML_TYPE_COUNT;
+}
+
 int main(int argc, char ** argv) {
-    const int n_threads = argc == 3 ? atoi(argv[1]) : 0;
+    const int n_threads = argc > 3 ? atoi(argv[1]) : 0;
     if (n_threads < 1 || (strcmp(argv[2], "4k") != 0 && strcmp(argv[2], "huge") != 0)) {
-        fprintf(stderr, "usage: cpu_lane THREADS 4k|huge\n");
+        fprintf(stderr, "usage: cpu_lane THREADS 4k|huge TYPE...\n");
         return 2;
     }
     huge = strcmp(argv[2], "huge") == 0;
     ggml_cpu_init();
+    std::vector<ggml_type> types;
+    for (int i = 3; i < argc; i++) {
+        types.push_back(type_of(argv[i]));
+        if (types.back() == GGML_TYPE_COUNT) {
+            fprintf(stderr, "cpu_lane: the CPU has no kernel for a type %s\n", argv[i]);
+            return 2;
+        }
+    }
     printf("reads %.2f\n", plain_reads(n_threads));
-    hx::cold_lane lane(n_threads);
-    for (const ggml_type type : { GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_MXFP4 }) {
+    for (const ggml_type type : types) {
         const layers l(type);
         for (const int32_t n_rows : { 1, 2, 4, 8 }) {
-            printf("%s %d %.2f\n", ggml_type_name(type), n_rows, lane_rate(l, n_rows, lane));
+            double lane_gb;
+            {
+                hx::cold_lane lane(n_threads);  // its threads spin for a while: not beside ggml's
+                lane_gb = lane_rate(l, n_rows, lane);
+            }
+            printf("%s %d %.2f %.2f\n", ggml_type_name(type), n_rows, lane_gb, ggml_rate(l, n_rows, n_threads));
         }
     }
     return 0;

@@ -1,4 +1,4 @@
-"""The CPU lane beside plain reads of the same memory, by threads and page size.
+"""The CPU lane beside plain reads of the same memory and beside ggml's own CPU path, by threads and page size.
 
     python benchmarks/microbench/cpu_lane.py -t 1 2
 
@@ -23,6 +23,8 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE.parent))
 from provenance import provenance  # noqa: E402
 
+TYPES = ["q4_0", "q8_0", "q4_K", "q5_K", "q6_K", "mxfp4"]  # what experts are mostly quantised to
+
 
 def compile_program(folder: str) -> str:
     """Build the C++ program; returns its path."""
@@ -40,17 +42,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-t", "--threads", type=int, nargs="+", default=[machine.default_threads()], metavar="N")
     parser.add_argument("--pages", nargs="+", choices=("4k", "huge"), default=["4k", "huge"])
+    parser.add_argument("--types", nargs="+", default=TYPES, help="of weights", metavar="TYPE")
     a = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         program = compile_program(folder)
         for threads in a.threads:
             for pages in a.pages:
-                run = subprocess.run([program, str(threads), pages], check=True, stdout=subprocess.PIPE, text=True)
+                run = subprocess.run([program, str(threads), pages, *a.types], capture_output=True, text=True)
+                if run.returncode:
+                    sys.exit(run.stderr)
                 reads, *rates = (line.split() for line in run.stdout.splitlines())
                 for n_rows in sorted({int(rate[1]) for rate in rates}):
-                    of_types = {kind: float(rate) for kind, rows, rate in rates if int(rows) == n_rows}
-                    figures = {"reads": float(reads[1]), **of_types}
+                    of_these = [rate for rate in rates if int(rate[1]) == n_rows]
+                    figures = {"reads": float(reads[1]), **{kind: float(lane) for kind, _, lane, _ in of_these}}
+                    ggml = {kind: float(rate) for kind, _, _, rate in of_these}
                     row = {"threads": threads, "pages": pages, "experts": n_rows, "gb_per_second": figures}
+                    row["ggml_gb_per_second"] = ggml
                     print(json.dumps({**row, **provenance()}), flush=True)
 
 

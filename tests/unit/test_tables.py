@@ -97,7 +97,7 @@ def test_the_newest_run_of_a_budget_is_shown(tables: ModuleType) -> None:
 
 def test_a_table_without_results_is_left_out(tables: ModuleType) -> None:
     lines = comparison("30b-of-somebody.gguf", 0.005, 8 * GIB) + comparison("122b.gguf", 0.005, 8 * GIB)
-    for name in ("30b", "122b", "embedded", "machine", "cpu_lane", "agreement"):
+    for name in ("30b", "122b", "embedded", "threads", "machine", "cpu_lane", "agreement"):
         assert tables.TABLES[name](lines) == ""
         assert tables.TABLES[name]([]) == ""
     assert tables.TABLES["reference"]([]) == ""
@@ -148,6 +148,23 @@ def test_the_embedded_model_on_real_text(tables: ModuleType) -> None:
     text = tables.TABLES["embedded"](comparison(name, 0.005, GIB, command="bench_offload.py"))
     assert len(cells(text)) == 5
     assert tables.TABLES["embedded"](comparison(name, 0.005, GIB, command="bench_offload.py --consecutive")) == ""
+
+
+def test_the_same_with_few_threads(tables: ModuleType) -> None:
+    run = comparison("122b.gguf", 0.005, 16 * GIB)
+    few = [{**row, "n_threads": 6, "command": "y"} for row in run if row["offload_mode"] != "full_gpu"]
+    text = tables.TABLES["threads"](run + few)
+    assert {line[2] for line in cells(text)[1:]} == {"6"}
+    assert tables.TABLES["threads"]([few[0], *run]) == ""
+
+
+def test_the_cpu_lane_beside_reads_and_ggml(tables: ModuleType) -> None:
+    line = {**ORIGIN, "command": "x", "threads": 12, "pages": "huge", "experts": 2}
+    here = {**line, "gpu": [], "file": "2026-12-02-b.jsonl", "gb_per_second": {"reads": 30.0, "q4_K": 20.0}}
+    rates = {"gb_per_second": {"reads": 107.1, "q4_K": 73.5, "q8_0": 92.6}, "ggml_gb_per_second": {"q4_K": 49.0}}
+    there = {**line, **rates}
+    assert cells(tables.TABLES["cpu_lane"]([here]))[1][4:] == ["30.0", "20.0"]
+    assert cells(tables.TABLES["cpu_lane"]([there, here]))[1][4:] == ["107.1", "73.5 (1.50x)", "92.6"]
 
 
 def test_the_machines_bounds(tables: ModuleType) -> None:
