@@ -327,7 +327,7 @@ def lane_figure(line: Row, name: str) -> str:
 
 
 def cpu_lane(lines: list[Row]) -> str:
-    """The CPU lane beside plain reads, and over ggml's own CPU path: the newest file of a machine with a GPU, if any."""
+    """The CPU lane beside plain reads, and over ggml's own CPU path: the newest file, of a GPU machine if any."""
     lines = [line for line in lines if "reads" in line.get("gb_per_second", {}) and "threads" in line]
     lines = [line for line in lines if line["gpu"]] or lines
     if not lines:
