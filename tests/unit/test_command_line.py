@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
 from typing import Any
 
 import pytest
@@ -102,6 +103,24 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, env: str, text
 def test_a_bad_flag_is_named() -> None:
     with pytest.raises(phx.ConfigError, match=r"--ctx-size.*'many'"):
         parse("-c", "many")
+
+
+def test_no_mmap_is_a_load_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_LOAD_MODE", "dio")
+    assert parse().load_mode == "direct_io"
+    assert parse("--no-mmap").load_mode == "copy"
+
+
+def test_biases_of_tokens() -> None:
+    sampling = options.sampling_of(parse("-l", "15+1.5", "--logit-bias", "16-inf"))
+    assert phx.Sampling(**sampling).logit_bias == {15: 1.5, 16: -math.inf}
+
+
+@pytest.mark.parametrize("text", ["15", "x+1", "15+", "15+x", "+1", "15 1"])
+def test_a_bad_bias_is_named(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("-l", text)
+    assert "-l/--logit-bias" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

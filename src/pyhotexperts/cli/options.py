@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,15 @@ def load_mode(text: str) -> str:
 def gpu_layers(text: str) -> int:
     """A number of layers, or llama.cpp's words for all of them."""
     return -1 if text in ("all", "auto") else int(text)
+
+
+def token_bias(text: str) -> tuple[int, float]:
+    """A token's id and what is added to its logit, as one word."""
+    match = re.fullmatch(r"(\d+)([+-](?:inf|[\d.]+))", text)
+    try:
+        return int(match[1]), float(match[2])  # type: ignore[index]
+    except (TypeError, ValueError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a token's id, a sign and a number, such as 15+1") from None
 
 
 def add(
@@ -229,6 +239,14 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         metavar="|".join(LOAD_MODES),
         help="how weights reach RAM; default: mmap",
     )
+    g.add_argument(
+        "--no-mmap",
+        dest="load_mode",
+        action="store_const",
+        const="copy",
+        default=argparse.SUPPRESS,
+        help="the same as --load-mode copy",
+    )
 
     g.add_argument(
         "-v", "--verbose", action="count", default=0, help="say what is decided while loading; -vv: llama.cpp's log too"
@@ -379,6 +397,15 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"tokens that the penalties look back; default: {d.repeat_last_n}",
     )
+    g.add_argument(
+        "-l",
+        "--logit-bias",
+        type=token_bias,
+        action="append",
+        default=[],
+        metavar="TOKEN_ID(+/-)BIAS",
+        help="make a token likelier or less likely, such as 15+1 or 15-inf; may be repeated",
+    )
     g.add_argument("-s", "--seed", type=int, default=None, metavar="SEED", help="seed; default, and -1: a new one")
     g.add_argument(
         "-r", "--reverse-prompt", action="append", default=[], metavar="TEXT", help="stop at this text; may be repeated"
@@ -486,4 +513,5 @@ def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "repeat_last_n": arguments.repeat_last_n,
         "seed": arguments.seed,
         "stop": tuple(arguments.reverse_prompt),
+        "logit_bias": dict(arguments.logit_bias) or None,
     }
