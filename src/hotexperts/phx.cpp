@@ -333,7 +333,7 @@ int phx_tokenize(const phx_model * model, const char * text, int32_t n_text, int
     return phx::guarded([&] {
         phx::require(model && text && n_text >= 0 && cap >= 0 && (tokens || cap == 0), "a required argument is NULL or negative");
         if (!model->has_vocab()) {
-            throw phx::error(PHX_ERR_UNSUPPORTED, "the model has no tokenizer");
+            throw phx::error(PHX_ERR_UNSUPPORTED, "the model has no tokenizer: it takes token ids (lists of ids in Python, bench --consecutive) and gives them");
         }
         into_buffer(cap, n_tokens, [&] {
             return llama_tokenize(model->vocab, text, n_text, tokens, cap, add_special != 0, parse_special != 0);
@@ -346,7 +346,7 @@ int phx_token_to_piece(const phx_model * model, int32_t token, int32_t special, 
         phx::require(model && cap >= 0 && (buf || cap == 0), "a required argument is NULL or negative");
         phx::require_token(model, token);
         if (!model->has_vocab()) {
-            throw phx::error(PHX_ERR_UNSUPPORTED, "the model has no tokenizer");
+            throw phx::error(PHX_ERR_UNSUPPORTED, "the model has no tokenizer: it takes token ids (lists of ids in Python, bench --consecutive) and gives them");
         }
         into_buffer(cap, n_bytes, [&] { return llama_token_to_piece(model->vocab, token, buf, cap, 0, special != 0); });
     });
@@ -360,7 +360,7 @@ int phx_detokenize(const phx_model * model, const int32_t * tokens, int32_t n_to
             phx::require_token(model, tokens[i]);
         }
         if (!model->has_vocab()) {
-            throw phx::error(PHX_ERR_UNSUPPORTED, "the model has no tokenizer");
+            throw phx::error(PHX_ERR_UNSUPPORTED, "the model has no tokenizer: it takes token ids (lists of ids in Python, bench --consecutive) and gives them");
         }
         into_buffer(cap, n_bytes, [&] {
             return llama_detokenize(model->vocab, tokens, n_tokens, buf, cap, /*remove_special=*/false, special != 0);

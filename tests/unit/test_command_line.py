@@ -111,6 +111,14 @@ def test_no_mmap_is_a_load_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse("--no-mmap").load_mode == "copy"
 
 
+def test_escapes_are_llama_cpps() -> None:
+    flags = ("-r", r"\n", "-r", r"\\n\x41\t\q", "-r", r"\xc3\xa9")
+    assert options.sampling_of(parse(*flags))["stop"] == ("\n", "\\nA\t\\q", "é")
+    assert options.sampling_of(parse(*flags, "--no-escape"))["stop"] == flags[1::2]
+    with pytest.raises(phx.ConfigError, match="not valid UTF-8"):
+        options.sampling_of(parse("-r", r"\xff"))
+
+
 def test_biases_of_tokens() -> None:
     sampling = options.sampling_of(parse("-l", "15+1.5", "--logit-bias", "16-inf"))
     assert phx.Sampling(**sampling).logit_bias == {15: 1.5, 16: -math.inf}

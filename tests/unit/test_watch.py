@@ -40,6 +40,12 @@ def test_many_experts_and_layers_share_what_room_there_is() -> None:
     assert "layer  59 " in plain
 
 
+def test_without_colours_blocks_are_denser() -> None:
+    text = heat_map(np.array([[0, 5, 9]]), [2], has_colours=False).plain
+    assert "layer   2  ▒█" in text
+    assert "denser = used more" in text
+
+
 def test_nothing_used_is_dark() -> None:
     assert set(colours([[0, 0]], [0])[0]) == {f"rgb({COLD[0]},{COLD[1]},{COLD[2]})"}
 

@@ -74,8 +74,9 @@ class Run:
     @property
     def label(self) -> str:
         """What is compared: everything but the repetition."""
+        plural = "" if self.n_threads == 1 else "s"
         budget = "" if self.vram_budget is None else f", {self.vram_budget / 2**30:.4g} GiB"
-        return f"{self.mode}, {self.load_mode}, {self.n_threads} threads{budget}"
+        return f"{self.mode}, {self.load_mode}, {self.n_threads} thread{plural}{budget}"
 
     @property
     def load_options(self) -> dict[str, Any]:

@@ -191,10 +191,17 @@ def run(
     if arguments.plot is not None:
         picture.check(arguments.plot, "--plot")
     gb_per_second = None if arguments.machine is None else bound.cold_bandwidth(arguments.machine)
-    with tqdm(file=sys.stderr, unit=" runs", disable=sys.stderr is None, bar_format="{desc}") as bar:
+    if not machine.has_gpu() and sys.stderr is not None:
+        print(f"only cpu_experts is measured, and no budget matters: {machine.no_gpu_reason()}", file=sys.stderr)
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    with tqdm(file=sys.stderr, unit=" runs", disable=not is_terminal, bar_format="{desc}") as bar:
 
         def report(line: str) -> None:
-            bar.set_description_str(f"[{Path(options.base.model).name}] {line}")
+            line = f"[{Path(options.base.model).name}] {line}"
+            if is_terminal:
+                bar.set_description_str(line)
+            elif sys.stderr is not None:
+                print(line, file=sys.stderr)
 
         benchmark = runner.Benchmark(options, execute, report)
         try:

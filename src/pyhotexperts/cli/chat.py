@@ -57,7 +57,8 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         template = options.read_file(template, "the chat template")
     with options.load_model(arguments, chat_template=template) as model:
         sampling = options.sampling_of(arguments) | options.structure_of(arguments)
-        conversation = Conversation(model, arguments.system_prompt, sampling)
+        system = arguments.system_prompt
+        conversation = Conversation(model, None if system is None else options.text_of(system, arguments), sampling)
         conversation.check()
         with suppress(ImportError):
             __import__("readline")  # arrow keys and history of the lines

@@ -47,7 +47,7 @@ def read_prompt(arguments: argparse.Namespace) -> str:
     if arguments.prompt is not None and arguments.file is not None:
         raise ConfigError("--prompt and --file contradict each other: give one of them")
     if arguments.prompt is not None:
-        return str(arguments.prompt)
+        return options.text_of(arguments.prompt, arguments)
     if arguments.file is None and sys.stdin is None:
         raise ConfigError("there is no standard input to read the prompt from: give --prompt or --file")
     if arguments.file is None and sys.stdin.isatty():

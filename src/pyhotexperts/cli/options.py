@@ -408,6 +408,13 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     )
     g.add_argument("-s", "--seed", type=int, default=None, metavar="SEED", help="seed; default, and -1: a new one")
     g.add_argument(
+        "-e",
+        "--escape",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="take \\n, \\t, \\r, \\', \\\", \\\\ and \\xHH in texts of flags for what they stand for; default",
+    )
+    g.add_argument(
         "-r", "--reverse-prompt", action="append", default=[], metavar="TEXT", help="stop at this text; may be repeated"
     )
 
@@ -429,6 +436,21 @@ def structure_of(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.json_schema_file is not None:
         schema = read_file(arguments.json_schema_file, "the JSON schema")
     return {"grammar": grammar, "json_schema": schema}
+
+
+ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"'": b"'", b'"': b'"', b"\\": b"\\"}
+
+
+def text_of(flag: str, arguments: argparse.Namespace) -> str:
+    """A flag's text with its escapes replaced, as llama.cpp does it, unless --no-escape is given."""
+    if not arguments.escape:
+        return flag
+    pattern = rb"\\(?:([ntr'\"\\])|x([0-9A-Fa-f]{2}))"
+    data = re.sub(pattern, lambda m: ESCAPES[m[1]] if m[1] else bytes([int(m[2], 16)]), os.fsencode(flag))
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{flag!r:.80} is not valid UTF-8: {e}") from None
 
 
 def read_file(name: str, what: str) -> str:
@@ -512,6 +534,6 @@ def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "frequency_penalty": arguments.frequency_penalty,
         "repeat_last_n": arguments.repeat_last_n,
         "seed": arguments.seed,
-        "stop": tuple(arguments.reverse_prompt),
+        "stop": tuple(text_of(stop, arguments) for stop in arguments.reverse_prompt),
         "logit_bias": dict(arguments.logit_bias) or None,
     }

@@ -18,6 +18,7 @@ from pyhotexperts.results import Generation, Routing
 
 MAX_ROWS = 24  # of the heat map: layers
 MAX_COLUMNS = 64  # experts
+DENSITIES = " ░▒▓█"
 COLD, HOT = (24, 28, 48), (255, 176, 32)  # RGB of an expert that was never used, and of the one used most
 
 
@@ -55,15 +56,17 @@ class Watch:
         """Show a generation as it comes; `cache` is asked for its state. Returns the result."""
         self._prompt, self._text = prompt, ""
         n_tokens = 0
-        begin = time.perf_counter()
+        seconds = 0.0  # without those of drawing
         with stream:
+            begin = time.perf_counter()
             for chunk in stream:
-                if n_tokens == 0:
-                    begin = time.perf_counter()  # the first token belongs to the prompt
+                if n_tokens > 0:  # the first token belongs to the prompt
+                    seconds += time.perf_counter() - begin
                 n_tokens += len(chunk.tokens)
                 self._text += chunk.text
-                self._line = state(n_tokens, time.perf_counter() - begin, cache.status)
+                self._line = state(n_tokens, seconds, cache.status)
                 self.refresh()
+                begin = time.perf_counter()
             return stream.result
 
     def add_routing(self, routing: Routing) -> None:
@@ -85,7 +88,7 @@ class Watch:
 
         parts: list[Any] = [Panel(Text.assemble((self._prompt, "bold"), self._text), height=14), Text(self._line)]
         if self._counts is not None:
-            parts.append(heat_map(self._counts, self._layers))
+            parts.append(heat_map(self._counts, self._layers, has_colours=self._live.console.color_system is not None))
         return Group(*parts)
 
 
@@ -95,7 +98,7 @@ def state(n_tokens: int, seconds: float, cache: CacheStatus) -> str:
     return f"{n_tokens} tokens | {speed}{about(cache)}"
 
 
-def heat_map(counts: npt.NDArray[np.int64], layers: Sequence[int]) -> Any:
+def heat_map(counts: npt.NDArray[np.int64], layers: Sequence[int], has_colours: bool = True) -> Any:
     """A row of blocks for each layer, the brighter the more an expert was used; neighbours share a block if needed.
 
     Parameters
@@ -104,6 +107,8 @@ def heat_map(counts: npt.NDArray[np.int64], layers: Sequence[int]) -> Any:
         int64[n_layers, n_expert]: uses of each expert.
     layers
         Numbers of the layers.
+    has_colours
+        False: blocks of several densities instead.
     """
     from rich.text import Text
 
@@ -114,7 +119,9 @@ def heat_map(counts: npt.NDArray[np.int64], layers: Sequence[int]) -> Any:
         text.append(f"layer {layers[row]:>3} ")
         for share in blocks / max(1, blocks.max()):
             red, green, blue = (round(c + (h - c) * share) for c, h in zip(COLD, HOT, strict=True))
-            text.append("█", style=f"rgb({red},{green},{blue})")
+            block = "█" if has_colours else DENSITIES[round(share * (len(DENSITIES) - 1))]
+            text.append(block, style=f"rgb({red},{green},{blue})")
         text.append("\n")
-    text.append(f"{counts.shape[1]} experts per layer, from left to right; brighter = used more in these texts")
+    more = "brighter" if has_colours else "denser"
+    text.append(f"{counts.shape[1]} experts per layer, from left to right; {more} = used more in these texts")
     return text
