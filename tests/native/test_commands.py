@@ -103,9 +103,9 @@ def test_info_as_json_and_as_text() -> None:
     [
         (("generate", "-m", "missing.gguf", "-p", "a"), "no file missing.gguf"),
         (("generate", "-p", "a", "-c", "none"), "--ctx-size has the value 'none'"),
-        (("generate", "-p", "a", "-c", "0"), "n_ctx must be an integer from 1"),
-        (("generate", "-p", "a", "--temp", "-1"), "temperature must be a number from 0"),
-        (("generate", "-p", "a", "-ctk", "q9"), "type_k must be one of f32, f16"),
+        (("generate", "-p", "a", "-c", "0"), "--ctx-size (n_ctx) must be an integer from 1"),
+        (("generate", "-p", "a", "--temp", "-1"), "--temp (temperature) must be a number from 0"),
+        (("generate", "-p", "a", "-ctk", "q9"), "--cache-type-k (type_k) must be one of f32, f16"),
         (("generate", "-p", "a", "-f", "b"), "contradict"),
         (("generate", "-f", "missing.txt"), "cannot read the prompt from missing.txt"),
         (("generate", "-p", "a" * 30_000), "must hold it and one more"),
@@ -125,7 +125,7 @@ def test_info_as_json_and_as_text() -> None:
         (("bench", "-t", "0"), "--threads must be"),
         (("bench", "-ctk", "f17"), "--cache-type-k must be one of"),
         (("bench", "--vram-budget", "much"), "VRAM budget must be a size"),
-        (("demo", "--moe-hot-policy", "magic"), "policy must be one of decay, lru, window"),
+        (("demo", "--moe-hot-policy", "magic"), "--moe-hot-policy (policy) must be one of decay, lru, window"),
     ],
 )
 def test_mistakes_end_with_one_line_and_status_1(arguments: tuple[str, ...], message: str) -> None:

@@ -13,10 +13,15 @@ import pyhotexperts as phx
 from pyhotexperts.cli import options
 
 
-def parse(*argv: str) -> argparse.Namespace:
+def model_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     options.add_model_flags(parser)
     options.add_sampling_flags(parser)
+    return parser
+
+
+def parse(*argv: str) -> argparse.Namespace:
+    parser = model_parser()
     arguments = parser.parse_args(argv)
     options.resolve(parser, arguments)
     return arguments
@@ -24,10 +29,7 @@ def parse(*argv: str) -> argparse.Namespace:
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    parser = argparse.ArgumentParser()
-    options.add_model_flags(parser)
-    options.add_sampling_flags(parser)
-    for action in parser._actions:
+    for action in model_parser()._actions:
         if hasattr(action, "twin"):
             monkeypatch.delenv(action.twin[0], raising=False)
 
@@ -98,6 +100,14 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, env: str, text
     with pytest.raises(phx.ConfigError, match=env) as failure:
         parse()
     assert repr(text) in str(failure.value)
+
+
+def test_every_flag_that_a_message_may_name_exists() -> None:
+    flags = {flag for action in model_parser()._actions for flag in action.option_strings}
+    assert set(options.PARAMETERS.values()) <= flags
+    assert options.with_flag("n_ctx must be 1 or more, not 0") == "--ctx-size (n_ctx) must be 1 or more, not 0"
+    for message in ("half_life must be positive", "the model has no tokenizer", "must be"):
+        assert options.with_flag(message) == message
 
 
 def test_a_bad_flag_is_named() -> None:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from pyhotexperts import __version__
 from pyhotexperts.cli import bench, chat, demo, generate, info
+from pyhotexperts.cli.options import with_flag
 from pyhotexperts.errors import ConfigError, PyHotExpertsError
 
 logger = logging.getLogger("pyhotexperts")
@@ -89,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with shown_log(getattr(arguments, "verbose", 0)):
             arguments.run(arguments)
         sys.stdout.flush()
+    except ConfigError as e:
+        return complain(with_flag(str(e)), 1)
     except PyHotExpertsError as e:
         return complain(str(e), 1)
     except KeyboardInterrupt:

@@ -461,6 +461,35 @@ def read_file(name: str, what: str) -> str:
         raise ConfigError(f"cannot read {what} {name}: {e}") from None
 
 
+# The flags that set parameters of the Python functions.
+PARAMETERS = {
+    "n_ctx": "--ctx-size",
+    "n_batch": "--batch-size",
+    "n_ubatch": "--ubatch-size",
+    "n_threads": "--threads",
+    "n_gpu_layers": "--gpu-layers",
+    "type_k": "--cache-type-k",
+    "type_v": "--cache-type-v",
+    "max_tokens": "--predict",
+    "temperature": "--temp",
+    "top_k": "--top-k",
+    "top_p": "--top-p",
+    "min_p": "--min-p",
+    "repeat_penalty": "--repeat-penalty",
+    "presence_penalty": "--presence-penalty",
+    "frequency_penalty": "--frequency-penalty",
+    "repeat_last_n": "--repeat-last-n",
+    "seed": "--seed",
+    **{name: "--" + flag.replace("_", "-") for flag, name in HOT_FLAGS.items()},
+}
+
+
+def with_flag(message: str) -> str:
+    """A message about a parameter's value, with the flag that sets it."""
+    name, _, rest = message.partition(" must be ")
+    return f"{PARAMETERS[name]} ({name}) must be {rest}" if name in PARAMETERS else message
+
+
 def offload_of(arguments: argparse.Namespace) -> Offload | str:
     """The offload mode that the flags describe."""
     given = arguments.on_command_line
