@@ -36,7 +36,10 @@ def read_lines(folder: Path) -> list[Row]:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             try:
                 row = {**json.loads(line), "file": path.name}
-                lines.append({**row, "command": row["command"], "commit": row["commit"]})
+                needed = ["command", "commit", "gpu"] + (
+                    ["model_filename", "offload_mode"] if "median_ts" in row else []
+                )
+                lines.append({**row, **{name: row[name] for name in needed}})
             except (ValueError, KeyError, TypeError) as e:
                 raise ValueError(f"{path.name}, line {number}, is no result with its origin: {e}") from None
     return lines
@@ -207,7 +210,7 @@ def few_threads(lines: list[Row]) -> str:
         modes = {mode_of(row) for row in run}
         if run[0]["model_filename"] == "122b.gguf" and {row["n_threads"] for row in run} == {6} and len(modes) > 1:
             rows = run
-    if not rows:
+    if not generated(rows):
         return ""
     shown = [speed_line(row, rows, "") for row in generated(rows)]
     text = f"{workload(generated(rows)[0])}. {origin(rows)}"

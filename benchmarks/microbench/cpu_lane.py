@@ -44,13 +44,15 @@ def main() -> None:
     parser.add_argument("--pages", nargs="+", choices=("4k", "huge"), default=["4k", "huge"])
     parser.add_argument("--types", nargs="+", default=TYPES, help="of weights", metavar="TYPE")
     a = parser.parse_args()
+    if not all(1 <= t <= machine.MAX_THREADS for t in a.threads):
+        parser.error(f"--threads must be from 1 to {machine.MAX_THREADS}")
     with tempfile.TemporaryDirectory() as folder:
         program = compile_program(folder)
         for threads in a.threads:
             for pages in a.pages:
                 run = subprocess.run([program, str(threads), pages, *a.types], capture_output=True, text=True)
                 if run.returncode:
-                    sys.exit(run.stderr)
+                    sys.exit(f"{' '.join(run.args)} ended with status {run.returncode}. {run.stderr}")
                 reads, *rates = (line.split() for line in run.stdout.splitlines())
                 for n_rows in sorted({int(rate[1]) for rate in rates}):
                     of_these = [rate for rate in rates if int(rate[1]) == n_rows]

@@ -1,9 +1,10 @@
 // The CPU side of a MoE layer: computes the (token, expert) rows whose expert is not resident, with a team of threads of
 // its own and one parallel region per layer. Knows ggml-cpu, nothing of CUDA.
 //
-// For each row: h = silu(gate * x) . (up * x), out = down * h. The matrix products are ggml's vec_dot on activations that
-// ggml's from_float converted, so they equal ggml's own MUL_MAT_ID of one token on the CPU bit for bit, however many threads
-// and tokens there are. (For several tokens of one expert ggml may run tiled kernels, which round differently.)
+// For each row: h = silu(gate * x) . (up * x), out = down * h. The matrix products are ggml's vec_dot, or kernels of ours that
+// give the same bits as ggml's for AVX2 (cold_dot.h), on activations that ggml's from_float converted. So they equal ggml's
+// own MUL_MAT_ID of one token on the CPU bit for bit, however many threads and tokens there are. (For several tokens of one
+// expert ggml may run tiled kernels, which round differently.)
 //
 // Threads and memory
 //   * run() is called by one thread at a time, which works too. Phases are separated by a barrier; within a phase no two

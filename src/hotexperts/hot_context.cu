@@ -179,6 +179,9 @@ void hot_context::apply(const step_start & start) {
 }
 
 bool hot_context::begin(const ggml_cgraph * cgraph) {
+    if (active) {  // the step before was given up in the middle: its copies may still be under way
+        CUDA_CHECK(cudaStreamSynchronize(copy_stream));
+    }
     if (!cache) {
         for (int i = 0; i < cgraph->n_nodes; i++) {
             int32_t layer, matrix;

@@ -7,19 +7,20 @@
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
-constexpr int64_t N_EMBD = 512;
-constexpr int64_t N_FF = 256;
 constexpr int64_t N_EXPERT = 8;
 constexpr int64_t TOP_K = 4;
 
@@ -34,18 +35,51 @@ static std::vector<float> normal(size_t n) {
     return v;
 }
 
+// Of a layer: gate and up are n_embd x n_ff, down is n_ff x n_out.
+struct shape {
+    int64_t n_embd;
+    int64_t n_ff;
+    int64_t n_out;
+};
+
+constexpr shape USUAL = { 512, 256, 512 };
+
+// Bytes before a page that nobody may read.
+class guarded_bytes {
+  public:
+    explicit guarded_bytes(size_t n) : n_bytes(n), mapped((n + PAGE - 1) / PAGE * PAGE + PAGE) {
+        void * p = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED || mprotect(static_cast<char *>(p) + mapped - PAGE, PAGE, PROT_NONE) != 0) {
+            printf("out of memory\n");
+            exit(1);
+        }
+        begin = static_cast<char *>(p);
+    }
+    ~guarded_bytes() { munmap(begin, mapped); }
+    guarded_bytes(const guarded_bytes &) = delete;
+    guarded_bytes & operator=(const guarded_bytes &) = delete;
+
+    char * data() const { return begin + mapped - PAGE - n_bytes; }
+    size_t size() const { return n_bytes; }
+
+  private:
+    static constexpr size_t PAGE = 4096;
+    const size_t n_bytes;
+    const size_t mapped;
+    char * begin;
+};
+
 struct weights {
-    std::vector<char> data;
+    std::unique_ptr<guarded_bytes> bytes;
     hx::expert_matrix matrix;
 };
 
 static weights make_weights(ggml_type type, int64_t n_in, int64_t n_out) {
     const std::vector<float> values = normal(size_t(n_in * n_out * N_EXPERT));
     const std::vector<float> importance(size_t(n_in), 1.0f);
-    weights w;
-    w.data.resize(ggml_row_size(type, n_in) * size_t(n_out * N_EXPERT));
-    ggml_quantize_chunk(type, values.data(), w.data.data(), 0, n_out * N_EXPERT, n_in, importance.data());
-    w.matrix = { w.data.data(), type, n_in, n_out, int32_t(N_EXPERT) };
+    weights w = { std::make_unique<guarded_bytes>(ggml_row_size(type, n_in) * size_t(n_out * N_EXPERT)), {} };
+    ggml_quantize_chunk(type, values.data(), w.bytes->data(), 0, n_out * N_EXPERT, n_in, importance.data());
+    w.matrix = { w.bytes->data(), type, n_in, n_out, int32_t(N_EXPERT) };
     return w;
 }
 
@@ -60,7 +94,7 @@ static std::vector<float> mul_mat_id_token(const weights & w, const float * x, i
     ggml_backend_t cpu = ggml_backend_cpu_init();
     ggml_backend_cpu_set_n_threads(cpu, 1);
     ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors(ctx, cpu);
-    ggml_backend_tensor_set(a, w.data.data(), 0, w.data.size());
+    ggml_backend_tensor_set(a, w.bytes->data(), 0, w.bytes->size());
     ggml_backend_tensor_set(b, x, 0, ggml_nbytes(b));
     ggml_backend_tensor_set(i, ids, 0, ggml_nbytes(i));
     ggml_cgraph * graph = ggml_new_graph(ctx);
@@ -86,14 +120,18 @@ static std::vector<float> mul_mat_id(const weights & w, const std::vector<float>
     return all;
 }
 
-static long compare(ggml_type gate_type, ggml_type up_type, ggml_type down_type, std::vector<hx::cold_lane *> lanes, int n_masks) {
-    const weights gate = make_weights(gate_type, N_EMBD, N_FF);
-    const weights up = make_weights(up_type, N_EMBD, N_FF);
-    const weights down = make_weights(down_type, N_FF, N_EMBD);
+static long compare(ggml_type gate_type, ggml_type up_type, ggml_type down_type, std::vector<hx::cold_lane *> lanes, int n_masks,
+                    const shape & s = USUAL) {
+    const weights gate = make_weights(gate_type, s.n_embd, s.n_ff);
+    const weights up = make_weights(up_type, s.n_embd, s.n_ff);
+    const weights down = make_weights(down_type, s.n_ff, s.n_out);
+    const size_t n_out = size_t(s.n_out);
     const hx::cold_layer layer = { gate.matrix, up.matrix, down.matrix };
     long compared = 0;
     for (int64_t n_tokens : { 1, 3, 8 }) {
-        const std::vector<float> x = normal(size_t(N_EMBD * n_tokens));
+        const std::vector<float> x = normal(size_t(s.n_embd * n_tokens));
+        const guarded_bytes guarded_x(x.size() * sizeof(float));
+        memcpy(guarded_x.data(), x.data(), guarded_x.size());
         std::vector<int32_t> ids;
         for (int64_t t = 0; t < n_tokens; t++) {
             std::vector<int32_t> all(N_EXPERT);
@@ -121,14 +159,14 @@ static long compare(ggml_type gate_type, ggml_type up_type, ggml_type down_type,
                     where.push_back(i);
                 }
             }
-            std::vector<float> out(rows.size() * N_EMBD + 1, 12345.0f);
-            lanes[size_t(m) % lanes.size()]->run(layer, x.data(), int32_t(n_tokens), rows.data(), int32_t(rows.size()), out.data());
+            std::vector<float> out(rows.size() * n_out + 1, 12345.0f);
+            lanes[size_t(m) % lanes.size()]->run(layer, reinterpret_cast<const float *>(guarded_x.data()), int32_t(n_tokens), rows.data(), int32_t(rows.size()), out.data());
             if (out.back() != 12345.0f) {
                 printf("the lane writes past its rows\n");
                 exit(1);
             }
             for (size_t r = 0; r < rows.size(); r++) {
-                if (memcmp(&out[r * N_EMBD], &expected[where[r] * N_EMBD], N_EMBD * sizeof(float)) != 0) {
+                if (memcmp(&out[r * n_out], &expected[where[r] * n_out], n_out * sizeof(float)) != 0) {
                     printf("%s/%s/%s: row %zu of %zu (token %d, expert %d) differs from ggml\n", ggml_type_name(gate_type),
                            ggml_type_name(up_type), ggml_type_name(down_type), r, rows.size(), rows[r].token, rows[r].expert);
                     exit(1);
@@ -150,10 +188,10 @@ template <typename F> static bool refuses(F && call) {
 }
 
 static void check_refusals(hx::cold_lane & lane) {
-    const weights gate = make_weights(GGML_TYPE_Q8_0, N_EMBD, N_FF);
-    const weights down = make_weights(GGML_TYPE_Q8_0, N_FF, N_EMBD);
-    const std::vector<float> x = normal(N_EMBD);
-    std::vector<float> out(N_EMBD);
+    const weights gate = make_weights(GGML_TYPE_Q8_0, USUAL.n_embd, USUAL.n_ff);
+    const weights down = make_weights(GGML_TYPE_Q8_0, USUAL.n_ff, USUAL.n_out);
+    const std::vector<float> x = normal(size_t(USUAL.n_embd));
+    std::vector<float> out(size_t(USUAL.n_out));
     const hx::cold_layer good = { gate.matrix, gate.matrix, down.matrix };
     const auto run = [&](const hx::cold_layer & layer, hx::cold_row row, int32_t n_rows = 1) {
         return refuses([&] { lane.run(layer, x.data(), 1, &row, n_rows, out.data()); });
@@ -164,12 +202,19 @@ static void check_refusals(hx::cold_lane & lane) {
     hx::cold_layer no_kernel = good;
     no_kernel.gate.type = GGML_TYPE_I32;
     hx::cold_layer broken = good;
-    broken.gate.n_in = broken.up.n_in = N_EMBD - 1;
+    broken.gate.n_in = broken.up.n_in = USUAL.n_embd - 1;
     hx::cold_layer fewer = good;
     fewer.down.n_expert = 4;
+    hx::cold_layer fewer_up = good;
+    fewer_up.up.n_expert = 4;
+    hx::cold_layer wide_up = good;
+    wide_up.up.n_in = 2 * USUAL.n_embd;
+    hx::cold_layer long_up = good;
+    long_up.up.n_out = 2 * USUAL.n_ff;
     const bool all = run(good, { 1, 0 }) && run(good, { -1, 0 }) && run(good, { 0, int32_t(N_EXPERT) }) && run(good, { 0, -1 }) &&
                      run(good, { 0, 0 }, -1) && run(swapped, { 0, 0 }) && run(empty, { 0, 0 }) && run(no_kernel, { 0, 0 }) &&
-                     run(broken, { 0, 0 }) && run(fewer, { 0, 0 }) && refuses([] { hx::cold_lane none(0); });
+                     run(broken, { 0, 0 }) && run(fewer, { 0, 0 }) && run(fewer_up, { 0, 0 }) && run(wide_up, { 0, 0 }) && run(long_up, { 0, 0 }) &&
+                     refuses([&] { lane.run(good, x.data(), -1, nullptr, 0, out.data()); }) && refuses([] { hx::cold_lane none(0); });
     if (!all || run(good, { 0, 0 }) || run(good, { 0, 0 }, 0)) {
         printf("a bad call was taken or a good one refused\n");
         exit(1);
@@ -214,7 +259,7 @@ int main(int argc, char ** argv) {
     int n_types = 0;
     for (int t = 0; t < GGML_TYPE_COUNT; t++) {
         const ggml_type type = ggml_type(t);
-        const bool usable = ggml_blck_size(type) > 0 && ggml_type_size(type) > 0 && N_FF % ggml_blck_size(type) == 0 &&
+        const bool usable = ggml_blck_size(type) > 0 && ggml_type_size(type) > 0 && USUAL.n_ff % ggml_blck_size(type) == 0 &&
                             ggml_get_type_traits_cpu(type)->vec_dot && (ggml_is_quantized(type) || type == GGML_TYPE_F32 ||
                             type == GGML_TYPE_F16 || type == GGML_TYPE_BF16);
         // types that exist for activations only have no quantisation function
@@ -229,6 +274,11 @@ int main(int argc, char ** argv) {
     compared += compare(GGML_TYPE_Q4_K, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, { &three }, quick ? 32 : 256);
     compared += compare(GGML_TYPE_Q4_K, GGML_TYPE_Q8_0, GGML_TYPE_Q5_0, { &three }, quick ? 16 : 64);  // gate and up convert x differently
     compared += compare(GGML_TYPE_F16, GGML_TYPE_Q4_K, GGML_TYPE_F32, { &one }, 16);
+    // parts of blocks, of pieces and of pages; fewer rows than threads
+    compared += compare(GGML_TYPE_F16, GGML_TYPE_F16, GGML_TYPE_F32, { &three }, 8, { 256, 41, 33 });
+    compared += compare(GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, { &three }, 8, { 544, 288, 33 });
+    compared += compare(GGML_TYPE_Q4_K, GGML_TYPE_Q4_K, GGML_TYPE_Q8_0, { &three }, 8, { 256, 32, 31 });
+    compared += compare(GGML_TYPE_Q5_K, GGML_TYPE_Q5_K, GGML_TYPE_F16, { &three, &one }, 8, { 256, 37, 1 });
     for (int i = 0; i < (quick ? 16 : 60); i++) {  // start and stop teams, with and without work, asleep and awake
         hx::cold_lane team(1 + i % 4);
         if (i % 3) {

@@ -130,8 +130,8 @@ def test_escapes_are_llama_cpps() -> None:
 
 
 def test_biases_of_tokens() -> None:
-    sampling = options.sampling_of(parse("-l", "15+1.5", "--logit-bias", "16-inf"))
-    assert phx.Sampling(**sampling).logit_bias == {15: 1.5, 16: -math.inf}
+    sampling = options.sampling_of(parse("-l", "15+1.5", "--logit-bias", "16-inf", "-l", "15+1e-1"))
+    assert phx.Sampling(**sampling).logit_bias == {15: 1.6, 16: -math.inf}
 
 
 @pytest.mark.parametrize("text", ["15", "x+1", "15+", "15+x", "+1", "15 1"])

@@ -156,6 +156,7 @@ def test_the_same_with_few_threads(tables: ModuleType) -> None:
     text = tables.TABLES["threads"](run + few)
     assert {line[2] for line in cells(text)[1:]} == {"6"}
     assert tables.TABLES["threads"]([few[0], *run]) == ""
+    assert tables.TABLES["threads"]([row for row in few if not row["n_gen"]]) == ""
 
 
 def test_the_cpu_lane_beside_reads_and_ggml(tables: ModuleType) -> None:
@@ -211,9 +212,12 @@ def test_the_readme_is_what_the_results_make_it(root: Path, results: Path, table
     assert tables.filled(text, lines) == text != tables.filled(text, changed)
 
 
-@pytest.mark.parametrize("line", ["", '{"median_ts": 1', "[1]", '{"median_ts": 1, "commit": "abc1234"}'])
+NO_MODEL = '{"median_ts": 1, "commit": "abc1234", "command": "x", "gpu": []}'
+
+
+@pytest.mark.parametrize("line", ["", '{"median_ts": 1', "[1]", '{"commit": "abc1234", "command": "x"}', NO_MODEL])
 def test_a_line_that_is_no_result_is_named(line: str, tables: ModuleType, tmp_path: Path) -> None:
-    good = json.dumps({"commit": "abc1234", "command": "x"})
+    good = json.dumps({"commit": "abc1234", "command": "x", "gpu": []})
     (tmp_path / "a.jsonl").write_text(f"{good}\n{line}\n")
     with pytest.raises(ValueError, match=r"a\.jsonl, line 2, is no result with its origin"):
         tables.read_lines(tmp_path)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pyhotexperts as phx
-from pyhotexperts.cli.watch import COLD, HOT, Watch, heat_map, state
+from pyhotexperts.cli.watch import COLD, HOT, Watch, has_shades, heat_map, state
 
 
 def colours(counts: list[list[int]], layers: list[int]) -> list[list[str]]:
@@ -44,6 +44,21 @@ def test_without_colours_blocks_are_denser() -> None:
     text = heat_map(np.array([[0, 5, 9]]), [2], has_colours=False).plain
     assert "layer   2  ▒█" in text
     assert "denser = used more" in text
+
+
+@pytest.mark.parametrize(
+    ("terminal", "shades"),
+    [
+        ({"TERM": "xterm-256color"}, True),
+        ({"TERM": "xterm", "COLORTERM": "truecolor"}, True),
+        ({"TERM": "xterm-256color", "NO_COLOR": "1"}, False),
+        ({"TERM": "vt100"}, False),
+        ({"TERM": "dumb"}, False),
+    ],
+)
+def test_terminals_that_show_shades(terminal: dict[str, str], shades: bool) -> None:
+    console = pytest.importorskip("rich.console")
+    assert has_shades(console.Console(force_terminal=True, _environ=terminal)) == shades
 
 
 def test_nothing_used_is_dark() -> None:

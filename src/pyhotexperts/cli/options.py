@@ -69,7 +69,7 @@ def gpu_layers(text: str) -> int:
 
 def token_bias(text: str) -> tuple[int, float]:
     """A token's id and what is added to its logit, as one word."""
-    match = re.fullmatch(r"(\d+)([+-](?:inf|[\d.]+))", text)
+    match = re.fullmatch(r"([0-9]+)([+-](?:inf|[0-9.]+(?:e[+-]?[0-9]+)?))", text)
     try:
         return int(match[1]), float(match[2])  # type: ignore[index]
     except (TypeError, ValueError):
@@ -550,6 +550,14 @@ def load_model(arguments: argparse.Namespace, **more: Any) -> Model:
     )
 
 
+def sum_of(biases: list[tuple[int, float]]) -> dict[int, float]:
+    """What is added to each token in all."""
+    total: dict[int, float] = {}
+    for token, bias in biases:
+        total[token] = total.get(token, 0) + bias
+    return total
+
+
 def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of `Model.stream` that the flags describe."""
     return {
@@ -564,5 +572,5 @@ def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "repeat_last_n": arguments.repeat_last_n,
         "seed": arguments.seed,
         "stop": tuple(text_of(stop, arguments) for stop in arguments.reverse_prompt),
-        "logit_bias": dict(arguments.logit_bias) or None,
+        "logit_bias": sum_of(arguments.logit_bias) or None,
     }

@@ -88,8 +88,13 @@ class Watch:
 
         parts: list[Any] = [Panel(Text.assemble((self._prompt, "bold"), self._text), height=14), Text(self._line)]
         if self._counts is not None:
-            parts.append(heat_map(self._counts, self._layers, has_colours=self._live.console.color_system is not None))
+            parts.append(heat_map(self._counts, self._layers, has_shades(self._live.console)))
         return Group(*parts)
+
+
+def has_shades(console: Any) -> bool:
+    """Whether a terminal, as rich's console knows it, shows enough colours to tell how bright a block is."""
+    return console.color_system in ("256", "truecolor") and not console.no_color
 
 
 def state(n_tokens: int, seconds: float, cache: CacheStatus) -> str:
