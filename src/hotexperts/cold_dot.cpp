@@ -106,27 +106,14 @@ AVX2 inline __m256i high_nibbles(__m256i v) {
 
 // ---------------------------------------------------------------- Q4_K
 
+// Quarter J of a block: weights x activations x scales.
 template <int J> AVX2 inline __m256i quarter(const weights_q4_K & x, const activations_q8_K & y, __m256i scales) {
     const __m256i v = load(x.low + 32 * J);
     return _mm256_add_epi32(scaled<2 * J>(low_nibbles(v), y.values, scales), scaled<2 * J + 1>(high_nibbles(v), y.values, scales));
 }
 
-AVX2 float dot_q4_K(int64_t n, const char * row, const char * activations, reading after) {
-    const auto * x = reinterpret_cast<const weights_q4_K *>(row);
-    const auto * y = reinterpret_cast<const activations_q8_K *>(activations);
-    __m256 products = _mm256_setzero_ps();
-    __m128 minima = _mm_setzero_ps();
-    for (int64_t i = 0; i < n / SUPER; i++) {
-        prefetch(x + i, 1, after);
-        const six_bits packed = unpack(x[i].scales);
-        const __m128 below = _mm_set1_ps(-y[i].d * _cvtsh_ss(x[i].d_min));
-        minima = _mm_fmadd_ps(below, _mm_cvtepi32_ps(minima_part(packed.minima, y[i])), minima);
-        const __m256i scales = _mm256_broadcastsi128_si256(to_words(packed.scales));
-        const __m256i total = _mm256_add_epi32(_mm256_add_epi32(quarter<0>(x[i], y[i], scales), quarter<1>(x[i], y[i], scales)),
-                                               _mm256_add_epi32(quarter<2>(x[i], y[i], scales), quarter<3>(x[i], y[i], scales)));
-        products = _mm256_fmadd_ps(_mm256_set1_ps(y[i].d * _cvtsh_ss(x[i].d)), _mm256_cvtepi32_ps(total), products);
-    }
-    return sum(products) + sum(minima);
+AVX2 inline __m128 add_minima(const weights_q4_K &, __m128i part, __m128 factor, __m128 sums) {
+    return _mm_fmadd_ps(factor, _mm_cvtepi32_ps(part), sums);
 }
 
 // ---------------------------------------------------------------- Q5_K
@@ -137,32 +124,38 @@ template <int K> AVX2 inline __m256i fifth_bits(__m256i high) {
     return _mm256_and_si256(moved, _mm256_set1_epi8(16));
 }
 
-template <int J> AVX2 inline __m256i quarter(const weights_q5_K & x, const activations_q8_K & y, __m256i scales, __m256i high) {
+template <int J> AVX2 inline __m256i quarter(const weights_q5_K & x, const activations_q8_K & y, __m256i scales) {
     const __m256i v = load(x.low + 32 * J);
+    const __m256i high = load(x.high);
     return _mm256_add_epi32(scaled<2 * J>(_mm256_or_si256(low_nibbles(v), fifth_bits<2 * J>(high)), y.values, scales),
                             scaled<2 * J + 1>(_mm256_or_si256(high_nibbles(v), fifth_bits<2 * J + 1>(high)), y.values, scales));
 }
 
-AVX2 float dot_q5_K(int64_t n, const char * row, const char * activations, reading after) {
-    const auto * x = reinterpret_cast<const weights_q5_K *>(row);
+// ggml rounds the sum of the four parts.
+AVX2 inline __m128 add_minima(const weights_q5_K &, __m128i part, __m128 factor, __m128 sums) {
+    part = _mm_add_epi32(part, _mm_shuffle_epi32(part, 0x4E));
+    part = _mm_add_epi32(part, _mm_shuffle_epi32(part, 0xB1));
+    return _mm_move_ss(sums, _mm_fmadd_ss(factor, _mm_cvtepi32_ps(part), sums));
+}
+
+// ---------------------------------------------------------------- both
+
+template <typename Weights> AVX2 float dot_of_supers(int64_t n, const char * row, const char * activations, reading after) {
+    const auto * x = reinterpret_cast<const Weights *>(row);
     const auto * y = reinterpret_cast<const activations_q8_K *>(activations);
     __m256 products = _mm256_setzero_ps();
     __m128 minima = _mm_setzero_ps();
     for (int64_t i = 0; i < n / SUPER; i++) {
         prefetch(x + i, 1, after);
         const six_bits packed = unpack(x[i].scales);
-        __m128i m = minima_part(packed.minima, y[i]);
-        m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0x4E));
-        m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0xB1));
-        minima = _mm_fmadd_ss(_mm_set_ss(-y[i].d * _cvtsh_ss(x[i].d_min)), _mm_cvtepi32_ps(m), minima);
+        const __m128 below = _mm_set1_ps(-y[i].d * _cvtsh_ss(x[i].d_min));
+        minima = add_minima(x[i], minima_part(packed.minima, y[i]), below, minima);
         const __m256i scales = _mm256_broadcastsi128_si256(to_words(packed.scales));
-        const __m256i high = load(x[i].high);
-        const __m256i total = _mm256_add_epi32(
-            _mm256_add_epi32(quarter<0>(x[i], y[i], scales, high), quarter<1>(x[i], y[i], scales, high)),
-            _mm256_add_epi32(quarter<2>(x[i], y[i], scales, high), quarter<3>(x[i], y[i], scales, high)));
+        const __m256i total = _mm256_add_epi32(_mm256_add_epi32(quarter<0>(x[i], y[i], scales), quarter<1>(x[i], y[i], scales)),
+                                               _mm256_add_epi32(quarter<2>(x[i], y[i], scales), quarter<3>(x[i], y[i], scales)));
         products = _mm256_fmadd_ps(_mm256_set1_ps(y[i].d * _cvtsh_ss(x[i].d)), _mm256_cvtepi32_ps(total), products);
     }
-    return sum(products) + _mm_cvtss_f32(minima);
+    return sum(products) + sum(minima);
 }
 
 // ---------------------------------------------------------------- Q8_0
@@ -198,9 +191,9 @@ dot_function prefetching_dot(ggml_type type) {
     static const bool can = has_avx2();
     switch (can ? type : GGML_TYPE_COUNT) {
         case GGML_TYPE_Q4_K:
-            return dot_q4_K;
+            return dot_of_supers<weights_q4_K>;
         case GGML_TYPE_Q5_K:
-            return dot_q5_K;
+            return dot_of_supers<weights_q5_K>;
         case GGML_TYPE_Q8_0:
             return dot_q8_0;
         default:
