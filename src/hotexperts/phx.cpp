@@ -127,6 +127,13 @@ void require_token(const phx_model * model, int32_t token) {
     }
 }
 
+void require_tokenizer(const phx_model * model) {
+    if (!model->has_vocab()) {
+        throw error(PHX_ERR_UNSUPPORTED,
+                    "the model has no tokenizer: it takes token ids (lists of ids in Python, bench --consecutive) and gives them");
+    }
+}
+
 void decode(phx_context * ctx, const int32_t * tokens, const int32_t * sequences, const int8_t * wanted, int32_t n) {
     require(ctx && tokens && sequences && wanted && n > 0, "nothing to decode");
     require(uint32_t(n) <= llama_n_batch(ctx->llama), "more tokens than n_batch in one decode");
@@ -332,9 +339,7 @@ int phx_tokenize(const phx_model * model, const char * text, int32_t n_text, int
                  int32_t * tokens, int32_t cap, int32_t * n_tokens) {
     return phx::guarded([&] {
         phx::require(model && text && n_text >= 0 && cap >= 0 && (tokens || cap == 0), "a required argument is NULL or negative");
-        if (!model->has_vocab()) {
-            throw phx::error(PHX_ERR_UNSUPPORTED, "the model has no tokenizer: it takes token ids (lists of ids in Python, bench --consecutive) and gives them");
-        }
+        phx::require_tokenizer(model);
         into_buffer(cap, n_tokens, [&] {
             return llama_tokenize(model->vocab, text, n_text, tokens, cap, add_special != 0, parse_special != 0);
         });
@@ -345,9 +350,7 @@ int phx_token_to_piece(const phx_model * model, int32_t token, int32_t special, 
     return phx::guarded([&] {
         phx::require(model && cap >= 0 && (buf || cap == 0), "a required argument is NULL or negative");
         phx::require_token(model, token);
-        if (!model->has_vocab()) {
-            throw phx::error(PHX_ERR_UNSUPPORTED, "the model has no tokenizer: it takes token ids (lists of ids in Python, bench --consecutive) and gives them");
-        }
+        phx::require_tokenizer(model);
         into_buffer(cap, n_bytes, [&] { return llama_token_to_piece(model->vocab, token, buf, cap, 0, special != 0); });
     });
 }
@@ -359,9 +362,7 @@ int phx_detokenize(const phx_model * model, const int32_t * tokens, int32_t n_to
         for (int32_t i = 0; i < n_tokens; i++) {
             phx::require_token(model, tokens[i]);
         }
-        if (!model->has_vocab()) {
-            throw phx::error(PHX_ERR_UNSUPPORTED, "the model has no tokenizer: it takes token ids (lists of ids in Python, bench --consecutive) and gives them");
-        }
+        phx::require_tokenizer(model);
         into_buffer(cap, n_bytes, [&] {
             return llama_detokenize(model->vocab, tokens, n_tokens, buf, cap, /*remove_special=*/false, special != 0);
         });

@@ -141,6 +141,7 @@ inline void require(bool condition, const char * message) {
 
 // Throws if the token is not of the model.
 void require_token(const phx_model * model, int32_t token);
+void require_tokenizer(const phx_model * model);
 
 // Evaluates tokens[i] after those decoded before of sequences[i] (phx.cpp).
 void decode(phx_context * ctx, const int32_t * tokens, const int32_t * sequences, const int8_t * wanted, int32_t n);

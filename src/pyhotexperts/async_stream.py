@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from pyhotexperts.errors import PyHotExpertsError
-from pyhotexperts.generation import Stream
+from pyhotexperts.generation import NOT_PICKLED, Stream, finished
 from pyhotexperts.results import Chunk, Generation
 
 T = TypeVar("T")
@@ -51,9 +50,7 @@ class AsyncStream(AsyncIterator[Chunk]):
         PyHotExpertsError
             If the stream was not read to its end.
         """
-        if self._stream is None:
-            raise PyHotExpertsError("the generation is not finished: read the stream to its end first")
-        return self._stream.result
+        return finished(None if self._stream is None else self._stream.result)
 
     async def aclose(self) -> None:
         """Stop generating; the model is free for other calls when this returns. May be called twice."""
@@ -67,7 +64,7 @@ class AsyncStream(AsyncIterator[Chunk]):
         await self.aclose()
 
     def __reduce__(self) -> str:
-        raise TypeError("a stream cannot be copied or pickled: its `result` can")
+        raise TypeError(NOT_PICKLED)
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)

@@ -63,6 +63,16 @@ class Sampler:
         self._free()
 
 
+NOT_PICKLED = "a stream cannot be copied or pickled: its `result` can"
+
+
+def finished(result: Generation | None) -> Generation:
+    """The result of a stream that was read to its end."""
+    if result is None:
+        raise PyHotExpertsError("the generation is not finished: read the stream to its end first")
+    return result
+
+
 class Stream(Iterator[Chunk]):
     """A running generation: iterate over it for `Chunk`s; then `result` has the whole.
 
@@ -101,9 +111,7 @@ class Stream(Iterator[Chunk]):
         PyHotExpertsError
             If the stream was not read to its end.
         """
-        if self._result is None:
-            raise PyHotExpertsError("the generation is not finished: read the stream to its end first")
-        return self._result
+        return finished(self._result)
 
     def close(self) -> None:
         """Stop generating and free the model for other calls.
@@ -117,7 +125,7 @@ class Stream(Iterator[Chunk]):
             self._release()
 
     def __reduce__(self) -> str:
-        raise TypeError("a stream cannot be copied or pickled: its `result` can")
+        raise TypeError(NOT_PICKLED)
 
     def _claim(self) -> Claim:
         return self._exclusive.claim("the stream is in use by another thread: stop it there")

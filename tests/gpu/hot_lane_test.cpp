@@ -480,7 +480,7 @@ static void case_moving() {
         const phx_cache_status status = cache.status(&row);
         require(row.hits * every > 100 && row.misses * every > 100 && row.evictions * every > 20, "nothing moved");
         // what was fetched and kept counts as an upload, so a bus that always pays leaves few
-        require(variant == 6 ? row.uploads == 0 : (row.uploads + row.kept) * every > 20,
+        require(variant == 6 ? row.uploads == 0 : (row.uploads + row.kept) * every > 50,
                 "variant " + std::to_string(variant) + ": " + std::to_string(row.uploads) + " uploads");
         require((row.kept * every > 20) == (variant >= 5) && (row.fetches >= row.kept), "fetched experts stay, or there are none");
         require(row.hits + row.misses == 300 / every * 4 * (1 + 3), "hits and misses do not add up to the selections");

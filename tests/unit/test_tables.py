@@ -212,10 +212,12 @@ def test_the_readme_is_what_the_results_make_it(root: Path, results: Path, table
     assert tables.filled(text, lines) == text != tables.filled(text, changed)
 
 
+NO_COMMAND = '{"median_ts": 1, "commit": "abc1234"}'
+NO_GPU = '{"commit": "abc1234", "command": "x"}'
 NO_MODEL = '{"median_ts": 1, "commit": "abc1234", "command": "x", "gpu": []}'
 
 
-@pytest.mark.parametrize("line", ["", '{"median_ts": 1', "[1]", '{"commit": "abc1234", "command": "x"}', NO_MODEL])
+@pytest.mark.parametrize("line", ["", '{"median_ts": 1', "[1]", NO_COMMAND, NO_GPU, NO_MODEL])
 def test_a_line_that_is_no_result_is_named(line: str, tables: ModuleType, tmp_path: Path) -> None:
     good = json.dumps({"commit": "abc1234", "command": "x", "gpu": []})
     (tmp_path / "a.jsonl").write_text(f"{good}\n{line}\n")

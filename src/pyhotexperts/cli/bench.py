@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from pyhotexperts.model import MAX_N_CTX, kv_types
 from pyhotexperts.offload import vram_budget_of
 from pyhotexperts.placement import LOAD_MODES
 from pyhotexperts.validation import choice, integer
+
+logger = logging.getLogger("pyhotexperts")
 
 
 def add_parser(commands: Any) -> None:
@@ -191,8 +194,8 @@ def run(
     if arguments.plot is not None:
         picture.check(arguments.plot, "--plot")
     gb_per_second = None if arguments.machine is None else bound.cold_bandwidth(arguments.machine)
-    if not machine.has_gpu() and sys.stderr is not None:
-        print(f"only cpu_experts is measured, and no budget matters: {machine.no_gpu_reason()}", file=sys.stderr)
+    if not machine.has_gpu():
+        logger.warning("only cpu_experts is measured, and no budget matters: %s", machine.no_gpu_reason())
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     with tqdm(file=sys.stderr, unit=" runs", disable=not is_terminal, bar_format="{desc}") as bar:
 

@@ -41,9 +41,7 @@ def add_parser(commands: Any) -> None:
         metavar="FNAME",
         help="a Jinja template instead of the model's own",
     )
-    options.add_model_flags(parser)
-    options.add_sampling_flags(parser)
-    options.add_structure_flags(parser)
+    options.add_text_flags(parser)
     parser.set_defaults(run=lambda arguments: run(parser, arguments))
 
 
@@ -56,9 +54,9 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     if template is not None:
         template = options.read_file(template, "the chat template")
     with options.load_model(arguments, chat_template=template) as model:
-        sampling = options.sampling_of(arguments) | options.structure_of(arguments)
         system = arguments.system_prompt
-        conversation = Conversation(model, None if system is None else options.text_of(system, arguments), sampling)
+        system = None if system is None else options.text_of(system, arguments)
+        conversation = Conversation(model, system, options.text_options_of(arguments))
         conversation.check()
         with suppress(ImportError):
             __import__("readline")  # arrow keys and history of the lines

@@ -23,9 +23,7 @@ def add_parser(commands: Any) -> None:
     g.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt; default: what comes from standard input")
     g.add_argument("-f", "--file", type=Path, metavar="FNAME", help="a file that holds the prompt")
     g.add_argument("--no-display-prompt", action="store_true", help="print the continuation alone")
-    options.add_model_flags(parser)
-    options.add_sampling_flags(parser)
-    options.add_structure_flags(parser)
+    options.add_text_flags(parser)
     parser.set_defaults(run=lambda arguments: run(parser, arguments))
 
 
@@ -34,7 +32,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     options.resolve(parser, arguments)
     prompt = read_prompt(arguments)
     with options.load_model(arguments) as model:
-        stream = model.stream(prompt, **options.sampling_of(arguments), **options.structure_of(arguments))
+        stream = model.stream(prompt, **options.text_options_of(arguments))
         if not arguments.no_display_prompt:
             sys.stdout.write(prompt)
         result = show(stream)

@@ -419,6 +419,13 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_text_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of the commands in which a model writes what the user asks for."""
+    add_model_flags(parser)
+    add_sampling_flags(parser)
+    add_structure_flags(parser)
+
+
 def add_structure_flags(parser: argparse.ArgumentParser) -> None:
     """Flags that say what form the text must have."""
     g = parser.add_argument_group("form of the text").add_mutually_exclusive_group()
@@ -556,6 +563,11 @@ def sum_of(biases: list[tuple[int, float]]) -> dict[int, float]:
     for token, bias in biases:
         total[token] = total.get(token, 0) + bias
     return total
+
+
+def text_options_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments of `Model.stream` that the flags of `add_text_flags` describe."""
+    return sampling_of(arguments) | structure_of(arguments)
 
 
 def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
