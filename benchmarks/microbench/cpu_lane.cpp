@@ -85,8 +85,8 @@ static double plain_reads(int n_threads) {
     return rate;
 }
 
-// Random weights: a few rows, repeated.
-static hx::expert_matrix random_matrix(ggml_type type, int64_t n_in, int64_t n_out) {
+// Random weights: a few rows, which every matrix repeats, since some types take long to quantise.
+static std::vector<char> random_rows(ggml_type type, int64_t n_in) {
     constexpr int64_t PATTERN = 64;
     std::mt19937 rng(1);
     std::normal_distribution<float> normal;
@@ -97,6 +97,10 @@ static hx::expert_matrix random_matrix(ggml_type type, int64_t n_in, int64_t n_o
     std::vector<char> rows(ggml_row_size(type, n_in) * PATTERN);
     const std::vector<float> importance(size_t(n_in), 1.0f);  // some types need it
     ggml_quantize_chunk(type, values.data(), rows.data(), 0, PATTERN, n_in, importance.data());
+    return rows;
+}
+
+static hx::expert_matrix matrix_of(const std::vector<char> & rows, ggml_type type, int64_t n_in, int64_t n_out) {
     const size_t bytes = ggml_row_size(type, n_in) * size_t(n_out * N_EXPERT);
     char * data = allocate(bytes);
     for (size_t at = 0; at < bytes; at += rows.size()) {
@@ -111,8 +115,9 @@ struct layers {
 
     explicit layers(ggml_type type) {
         expert_bytes = 2 * ggml_row_size(type, N_EMBD) * size_t(N_FF) + ggml_row_size(type, N_FF) * size_t(N_EMBD);
+        const std::vector<char> wide = random_rows(type, N_EMBD), narrow = random_rows(type, N_FF);
         for (size_t bytes = 0; bytes < MEMORY; bytes += expert_bytes * N_EXPERT) {
-            all.push_back({ random_matrix(type, N_EMBD, N_FF), random_matrix(type, N_EMBD, N_FF), random_matrix(type, N_FF, N_EMBD) });
+            all.push_back({ matrix_of(wide, type, N_EMBD, N_FF), matrix_of(wide, type, N_EMBD, N_FF), matrix_of(narrow, type, N_FF, N_EMBD) });
         }
     }
     ~layers() {
