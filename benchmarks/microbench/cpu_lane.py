@@ -32,7 +32,7 @@ def compile_program(folder: str) -> str:
     program = f"{folder}/cpu_lane"
     command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O3", "-march=native", "-pthread"]
     command += [f"-I{ours}", "-isystem", str(ROOT / "vendor" / "llama.cpp" / "ggml" / "include")]
-    command += [str(HERE / "cpu_lane.cpp"), str(ours / "cold_lane.cpp"), str(ours / "cold_dot.cpp"), "-o", program]
+    command += [str(HERE / "cpu_lane.cpp"), *map(str, sorted(ours.glob("cold_*.cpp"))), "-o", program]
     command += [f"-L{libraries}", "-lphx-ggml-cpu", "-lphx-ggml", "-lphx-ggml-base", f"-Wl,-rpath,{libraries}"]
     subprocess.run(command, check=True)
     return program

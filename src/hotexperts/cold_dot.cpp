@@ -1,6 +1,8 @@
 // See cold_dot.h.
 #include "cold_dot.h"
 
+#include "cold_blocks.h"
+
 #if defined(__x86_64__)
 
 #include <cstring>
@@ -11,36 +13,6 @@
 namespace hx {
 
 namespace {
-
-// ---------------------------------------------------------------- blocks as they lie in memory
-
-constexpr int SUPER = 256;  // elements of a K-quant's block
-
-struct activations_q8_K {
-    float d;
-    int8_t values[SUPER];
-    int16_t sums[SUPER / 16];
-};
-
-struct weights_q4_K {
-    uint16_t d;
-    uint16_t d_min;
-    uint8_t scales[12];  // 8 scales and 8 minima of 6 bits
-    uint8_t low[SUPER / 2];
-};
-
-struct weights_q5_K {
-    uint16_t d;
-    uint16_t d_min;
-    uint8_t scales[12];
-    uint8_t high[SUPER / 8];
-    uint8_t low[SUPER / 2];
-};
-
-struct block_q8_0 {
-    uint16_t d;
-    int8_t values[32];
-};
 
 // ---------------------------------------------------------------- parts
 

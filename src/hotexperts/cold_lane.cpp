@@ -1,6 +1,7 @@
 // See cold_lane.h.
 #include "cold_lane.h"
 
+#include "cold_convert.h"
 #include "cold_dot.h"
 #include "ggml-cpu.h"
 
@@ -20,8 +21,17 @@ namespace {
 
 constexpr int64_t HIDDEN_BLOCK = 8;  // rows of gate, then of up, that a thread takes at a time
 constexpr int64_t OUT_BLOCK = 32;    // rows of down
-constexpr int64_t PIECE = 256;       // activations that a thread converts at a time: a multiple of every block
 constexpr auto SPIN_TIME = std::chrono::milliseconds(20);  // longer than one token's gap between two layers
+
+constexpr uint32_t N_BARRIERS = 2;   // of a run
+
+int rounds_of(int n_threads) {
+    int rounds = 0;
+    while ((1 << rounds) < n_threads) {
+        rounds++;
+    }
+    return rounds;
+}
 
 void pause() {
 #if defined(__x86_64__)
@@ -78,24 +88,6 @@ size_t converted_bytes(const expert_matrix & m) {
     return ggml_row_size(traits_of(m)->vec_dot_type, m.n_in);
 }
 
-// How many pieces a row of the matrix's activations is converted in.
-int64_t n_pieces(const expert_matrix & m) {
-    return (m.n_in + PIECE - 1) / PIECE;
-}
-
-// One piece of a row of activations, as the matrix's vec_dot wants it.
-void convert(const expert_matrix & m, int64_t piece, const float * row, char * to) {
-    const ggml_type type = traits_of(m)->vec_dot_type;
-    const int64_t first = piece * PIECE;
-    const int64_t n = std::min(PIECE, m.n_in - first);
-    to += ggml_row_size(type, first);
-    if (type == GGML_TYPE_F32) {
-        memcpy(to, row + first, size_t(n) * sizeof(float));
-    } else {
-        ggml_get_type_traits_cpu(type)->from_float(row + first, to, n);
-    }
-}
-
 // Asks for these bytes, which may lie beyond the matrix: a prefetch never faults.
 void prefetch(const char * from, size_t bytes) {
     for (size_t b = 0; b < bytes; b += 64) {
@@ -136,7 +128,7 @@ void check_matrix(const expert_matrix & m) {
 
 }  // namespace
 
-cold_lane::cold_lane(int threads) : n_threads(threads) {
+cold_lane::cold_lane(int threads) : n_threads(threads), n_rounds(rounds_of(threads)), signals(size_t(std::max(0, threads) * n_rounds)), scratches(size_t(std::max(0, threads))) {
     require(n_threads >= 1, "the CPU lane needs at least one thread");
     ggml_cpu_init();  // the tables of ggml's kernels
     try {
@@ -180,12 +172,12 @@ void cold_lane::run(const cold_layer & layer, const float * x, int32_t n_tokens,
     if (n_rows == 0) {
         return;
     }
-    x_converted.resize(size_t(n_tokens) * converted_bytes(layer.gate));
-    if (traits_of(layer.up)->vec_dot_type != traits_of(layer.gate)->vec_dot_type) {
-        x_converted_up.resize(size_t(n_tokens) * converted_bytes(layer.up));
+    for (scratch & s : scratches) {
+        s.x.resize(converted_bytes(layer.gate));
+        s.x_up.resize(converted_bytes(layer.up));
+        s.h.resize(converted_bytes(layer.down));
     }
     hidden.resize(size_t(n_rows) * size_t(layer.gate.n_out));
-    h_converted.resize(size_t(n_rows) * converted_bytes(layer.down));
     current = { &layer, x, n_tokens, rows, n_rows, out };
     hidden_taken.store(0, std::memory_order_relaxed);
     out_taken.store(0, std::memory_order_relaxed);
@@ -204,12 +196,12 @@ void cold_lane::run(const cold_layer & layer, const float * x, int32_t n_tokens,
 
 void cold_lane::work(int thread) {
     const job & j = current;
+    const uint32_t first_barrier = generation.load(std::memory_order_relaxed) * N_BARRIERS;
     const cold_layer & l = *j.layer;
-    const size_t x_bytes = converted_bytes(l.gate);
-    const size_t h_bytes = converted_bytes(l.down);
-    const bool same_x = traits_of(l.up)->vec_dot_type == traits_of(l.gate)->vec_dot_type;
-    const size_t up_bytes = converted_bytes(l.up);
-    const char * x_up = same_x ? x_converted.data() : x_converted_up.data();
+    const ggml_type x_type = traits_of(l.gate)->vec_dot_type;
+    const ggml_type up_type = traits_of(l.up)->vec_dot_type;
+    const ggml_type h_type = traits_of(l.down)->vec_dot_type;
+    scratch & s = scratches[size_t(thread)];
     const int64_t n_ff = l.gate.n_out;
     const int64_t n_out = l.down.n_out;
 
@@ -230,65 +222,57 @@ void cold_lane::work(int thread) {
     if (b.row < j.n_rows) {  // on its way while the activations are converted
         prefetch(weights_of(l.gate, b), PREFETCH_AHEAD);
     }
-    const span x = share(j.n_tokens * n_pieces(l.gate), thread, n_threads);
-    for (int64_t i = x.begin; i < x.end; i++) {
-        const int64_t t = i / n_pieces(l.gate);
-        const int64_t piece = i % n_pieces(l.gate);
-        convert(l.gate, piece, j.x + t * l.gate.n_in, x_converted.data() + size_t(t) * x_bytes);
-        if (!same_x) {
-            convert(l.up, piece, j.x + t * l.gate.n_in, x_converted_up.data() + size_t(t) * up_bytes);
-        }
-    }
-    barrier();
-
+    int32_t token = -1;  // whose activations are converted
     while (b.row < j.n_rows) {
         const block next = block_of(hidden_blocks.take(), n_ff, HIDDEN_BLOCK);
-        const size_t token = size_t(j.rows[b.row].token);
+        if (j.rows[b.row].token != token) {
+            token = j.rows[b.row].token;
+            const float * x = j.x + token * l.gate.n_in;
+            convert(x_type, x, l.gate.n_in, s.x.data());
+            if (up_type != x_type) {
+                convert(up_type, x, l.up.n_in, s.x_up.data());
+            }
+        }
         const char * up_weights = weights_of(l.up, b);
         const char * after = next.row < j.n_rows ? weights_of(l.gate, next) : weights_of(l.down, o);
         float gate[HIDDEN_BLOCK];
         float up[HIDDEN_BLOCK];
-        multiply(l.gate, weights_of(l.gate, b), b.n, x_converted.data() + token * x_bytes, gate, up_weights);
-        multiply(l.up, up_weights, b.n, x_up + token * up_bytes, up, after);
+        multiply(l.gate, weights_of(l.gate, b), b.n, s.x.data(), gate, up_weights);
+        multiply(l.up, up_weights, b.n, up_type == x_type ? s.x.data() : s.x_up.data(), up, after);
         for (int64_t k = 0; k < b.n; k++) {
             hidden[size_t(b.row * n_ff + b.first + k)] = gate[k] / (1.0f + std::exp(-gate[k])) * up[k];
         }
         b = next;
     }
-    barrier();
+    barrier(thread, first_barrier + 1);
 
-    const span h = share(j.n_rows * n_pieces(l.down), thread, n_threads);
-    for (int64_t i = h.begin; i < h.end; i++) {
-        const int64_t r = i / n_pieces(l.down);
-        convert(l.down, i % n_pieces(l.down), &hidden[size_t(r * n_ff)], h_converted.data() + size_t(r) * h_bytes);
-    }
-    barrier();
-
+    int64_t row = -1;  // whose hidden activations are converted
     while (o.row < j.n_rows) {
         const block next = block_of(out_blocks.take(), n_out, OUT_BLOCK);
+        if (o.row != row) {
+            row = o.row;
+            convert(h_type, &hidden[size_t(row * n_ff)], n_ff, s.h.data());
+        }
         const char * weights = weights_of(l.down, o);
         const char * after = next.row < j.n_rows ? weights_of(l.down, next) : weights;
-        multiply(l.down, weights, o.n, h_converted.data() + size_t(o.row) * h_bytes, j.out + o.row * n_out + o.first, after);
+        multiply(l.down, weights, o.n, s.h.data(), j.out + o.row * n_out + o.first, after);
         o = next;
     }
-    barrier();
+    barrier(thread, first_barrier + 2);
 }
 
-void cold_lane::barrier() {
-    if (n_threads == 1) {
-        return;
-    }
-    const uint32_t now = phase.load(std::memory_order_acquire);
-    if (arrived.fetch_add(1, std::memory_order_acq_rel) == n_threads - 1) {
-        arrived.store(0, std::memory_order_relaxed);
-        phase.store(now + 1, std::memory_order_release);
-        return;
-    }
-    for (int spins = 0; phase.load(std::memory_order_acquire) == now; spins++) {
-        if (spins < 2000) {
-            pause();
-        } else {
-            std::this_thread::yield();  // fewer processors than threads
+// By dissemination: in round r each thread gives a signal to the one 2^r further on, and after log2(n) rounds has heard of all.
+void cold_lane::barrier(int thread, uint32_t number) {
+    for (int round = 0; round < n_rounds; round++) {
+        const int to = (thread + (1 << round)) % n_threads;
+        signals[size_t(to * n_rounds + round)].number.store(number, std::memory_order_release);
+        const std::atomic<uint32_t> & mine = signals[size_t(thread * n_rounds + round)].number;
+        for (int spins = 0; int32_t(mine.load(std::memory_order_acquire) - number) < 0; spins++) {
+            if (spins < 2000) {
+                pause();
+            } else {
+                std::this_thread::yield();  // fewer processors than threads
+            }
         }
     }
 }

@@ -2,13 +2,14 @@
 // its own and one parallel region per layer. Knows ggml-cpu, nothing of CUDA.
 //
 // For each row: h = silu(gate * x) . (up * x), out = down * h. The matrix products are ggml's vec_dot, or kernels of ours that
-// give the same bits as ggml's for AVX2 (cold_dot.h), on activations that ggml's from_float converted. So they equal ggml's
-// own MUL_MAT_ID of one token on the CPU bit for bit, however many threads and tokens there are. (For several tokens of one
-// expert ggml may run tiled kernels, which round differently.)
+// give the same bits as ggml's for AVX2 (cold_dot.h), on activations with the bits of ggml's from_float (cold_convert.h). So
+// they equal ggml's own MUL_MAT_ID of one token on the CPU bit for bit, however many threads and tokens there are. (For
+// several tokens of one expert ggml may run tiled kernels, which round differently.)
 //
 // Threads and memory
-//   * run() is called by one thread at a time, which works too. Phases are separated by a barrier; within a phase no two
-//     threads write the same bytes.
+//   * run() is called by one thread at a time, which works too. It has two phases, gate and up, then down, each with a barrier
+//     at its end; within a phase no two threads write the same bytes.
+//   * Each thread converts the activations that it needs itself: that takes less time than to wait for the others.
 //   * Between runs the workers spin for a while, then sleep; nothing is allocated in run() once the buffers have grown.
 #pragma once
 
@@ -74,23 +75,31 @@ class cold_lane {
 
     void stop();               // ends the workers
     void work(int thread);     // one thread's share of the current job
-    void barrier();            // returns when all threads have called it
+    void barrier(int thread, uint32_t number);  // returns when all threads have called it
     void wait_for_job(uint32_t seen);
     void loop(int thread);
 
     const int n_threads;
     job current = {};
-    std::vector<char> x_converted;  // [n_tokens], as gate's and up's vec_dot want it
-    std::vector<char> x_converted_up;  // only if up's differs from gate's
-    std::vector<float> hidden;      // [n_rows][n_ff]
-    std::vector<char> h_converted;  // [n_rows]
+    std::vector<float> hidden;  // [n_rows][n_ff]
+
+    struct alignas(CACHE_LINE) signal {
+        std::atomic<uint32_t> number{ 0 };  // of the last barrier in which it was given
+    };
+    const int n_rounds;                     // of a barrier
+    std::vector<signal> signals;            // [n_threads][n_rounds]
+    // A thread's activations of the token and the row at hand, as gate's, up's and down's dot products want them.
+    struct alignas(CACHE_LINE) scratch {
+        std::vector<char> x;
+        std::vector<char> x_up;  // used if up's differ from gate's
+        std::vector<char> h;
+    };
+    std::vector<scratch> scratches;         // [n_threads]
 
     std::vector<std::thread> workers;
     // Each on a line of its own: threads wait on one while others change the next.
     alignas(CACHE_LINE) std::atomic<uint32_t> generation{ 0 };  // of the job; grows by one with each run
     std::atomic<bool> stopping{ false };
-    alignas(CACHE_LINE) std::atomic<int> arrived{ 0 };
-    alignas(CACHE_LINE) std::atomic<uint32_t> phase{ 0 };
     alignas(CACHE_LINE) std::atomic<int64_t> hidden_taken{ 0 };  // blocks of the job that were taken by whoever was free
     alignas(CACHE_LINE) std::atomic<int64_t> out_taken{ 0 };
     alignas(CACHE_LINE) std::mutex sleep_mutex;

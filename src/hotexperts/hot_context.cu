@@ -241,7 +241,9 @@ bool hot_context::begin(const ggml_cgraph * cgraph) {
     if (!plan->streams.empty()) {
         CUDA_CHECK(cudaEventRecord(started, ctx.stream()));
         CUDA_CHECK(cudaStreamWaitEvent(copy_stream, started, 0));
-        begin_stream(0);
+        if (can_begin_ahead(0)) {
+            begin_stream(0);
+        }
     }
     return true;
 }

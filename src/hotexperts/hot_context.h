@@ -6,7 +6,8 @@
 //            missed rows, collect
 //   staged   any product: the experts are brought into VRAM, then upstream's own kernel runs
 //              gather   the experts that are needed, by a kernel that reads pinned memory and slots
-//              stream   all experts, by copies that run ahead of the computation (large batches)
+//              stream   by copies that run ahead of the computation (large batches): all experts ahead of the layer, or, where a
+//                       batch leaves many unused, those that it uses from when its selection is known
 //              host     the experts that are needed, by copies from pageable memory: the CPU has to read the ids first
 #pragma once
 
@@ -21,6 +22,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -46,6 +48,8 @@ struct action {
     int32_t matrix = 0;
     bool is_first = false;          // of the products with these ids: the selection is posted
     bool needs_mark = false;        // the used experts are not known from the product before
+    bool only_used = false;         // of streams: other experts are not copied
+    bool has_new_ids = false;       // the product before has other ids
     std::vector<ggml_tensor *> nodes;  // the product, or of the lanes: gate, up, glu, down
     int n_nodes = 1;                // of the graph, those in between included
 };
@@ -95,6 +99,9 @@ class hot_context : public context_link {
     void gather(const action & a, char * scratch, size_t stride, const int32_t * marked, const void * host);
     void copy_from_host(const action & a, char * scratch, size_t stride);
     void begin_stream(size_t index);
+    void read_selection(const ggml_tensor * ids, int64_t n_expert);
+    bool can_begin_ahead(size_t index) const;
+    std::set<int32_t> selection_of(const ggml_tensor * ids) const;
     region_shape shape_of(const action & a, const ggml_tensor * first) const;
     const slot_matrix * matrix_of(const action & a) const;
 
@@ -139,6 +146,7 @@ class hot_context : public context_link {
     cudaEvent_t consumed[2] = {};
     cudaEvent_t started = nullptr;
     size_t stream_position = 0;
+    std::vector<char> selected;          // by expert, of the products that stream only what they use
 
     std::unique_ptr<cold_lane> lane;
     std::thread lane_thread;

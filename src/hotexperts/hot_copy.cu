@@ -1,5 +1,6 @@
 // See hot_copy.h.
 #include "hot_copy.h"
+#include "device_clock.cuh"
 
 #include "common.cuh"
 
@@ -80,6 +81,11 @@ __global__ void fetch_kernel(fetch_shape f) {
                 copy_aligned(from + first, to + first, min(FETCH_CHUNK, bytes - first));
             }
             chunk -= n_chunks;
+        }
+    }
+    if (f.delay_us > 0 && threadIdx.x == 0) {
+        const uint64_t end = now_ns() + uint64_t(s.n_fetch) * uint64_t(f.delay_us) * 1000;
+        while (now_ns() < end) {
         }
     }
 }

@@ -27,6 +27,7 @@ struct fetch_shape {
     const char * host[3];        // expert 0 of each matrix
     char * slots[3];             // slot 0
     int64_t expert_bytes[3];     // also the distance of two slots
+    int32_t delay_us;            // for each fetched expert: as if the bus were slower
 };
 void launch_fetch(const fetch_shape & f, cudaStream_t stream);
 

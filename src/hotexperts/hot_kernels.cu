@@ -1,5 +1,6 @@
 // See hot_kernels.h.
 #include "hot_kernels.h"
+#include "device_clock.cuh"
 
 #include "common.cuh"  // how upstream launches kernels: with programmatic dependent launch where the GPU has it
 
@@ -9,12 +10,6 @@ namespace {
 
 constexpr int DISPATCH_THREADS = 256;
 constexpr int COLLECT_THREADS = 256;
-
-__device__ unsigned long long now_ns() {
-    unsigned long long t;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    return t;
-}
 
 // Tells the CPU of a post, by one thread.
 __device__ void write_head(post & p, uint32_t step, int n_tokens, int top_k, int n_miss) {

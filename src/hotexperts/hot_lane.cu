@@ -63,6 +63,7 @@ void hot_context::fetch(int32_t layer) {
         f.slots[f.n_matrices] = m.slots;
         f.expert_bytes[f.n_matrices++] = int64_t(m.expert_bytes);
     }
+    f.delay_us = cache->config.test_fetch_delay_us;
     launch_fetch(f, ctx.stream());
     CUDA_CHECK(cudaGetLastError());
 }

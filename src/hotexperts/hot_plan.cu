@@ -11,7 +11,9 @@ namespace hx {
 
 namespace {
 
-constexpr int STREAM_SELECTIONS = 20;  // a batch is streamed when it selects each expert so often on average
+// A batch streams what it uses when it selects each expert so often on average, and all experts from the second number on.
+constexpr int USED_SELECTIONS = 2;
+constexpr int STREAM_SELECTIONS = 20;
 
 bool is_noop(const ggml_tensor * t) {
     return t->op == GGML_OP_NONE || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_VIEW || t->op == GGML_OP_PERMUTE || t->op == GGML_OP_TRANSPOSE;
@@ -90,6 +92,7 @@ void hot_context::make_plan(const ggml_cgraph * cgraph) {
     plan = std::make_shared<graph_plan>();
     std::set<int32_t> posted;             // layers: a post has room for one region
     const ggml_tensor * last_ids = nullptr;
+    const ggml_tensor * ids_before = nullptr;
     std::set<std::pair<int32_t, const ggml_tensor *>> counted;
     for (int i = 0; i < cgraph->n_nodes; i++) {
         ggml_tensor * node = cgraph->nodes[i];
@@ -119,11 +122,17 @@ void hot_context::make_plan(const ggml_cgraph * cgraph) {
         const int64_t n_tokens = ids->ne[1];
         const int64_t n_expert = w->ne[2];
         const int64_t bypass = cache ? cache->config.bypass_tokens : 64;
-        if (n_tokens >= bypass && n_tokens * ids->ne[0] >= STREAM_SELECTIONS * n_expert) {
+        const bool is_pinned = hot_buffer_is_pinned(w->buffer);
+        const int64_t n_selections = n_tokens * ids->ne[0];
+        const bool uses_all = n_selections >= STREAM_SELECTIONS * n_expert;
+        if (n_tokens >= bypass && (uses_all || (is_pinned && n_selections >= USED_SELECTIONS * n_expert))) {
             a.how = path::stream;
+            a.only_used = !uses_all;
         } else {
-            a.how = hot_buffer_is_pinned(w->buffer) ? path::gather : path::host;
+            a.how = is_pinned ? path::gather : path::host;
         }
+        a.has_new_ids = ids != ids_before;
+        ids_before = ids;
         a.is_first = is_new && ids->ne[0] <= MAX_ROWS;
         a.needs_mark = a.is_first || ids != last_ids;
         last_ids = a.how == path::gather || a.is_first ? ids : nullptr;

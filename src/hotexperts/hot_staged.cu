@@ -69,7 +69,11 @@ void hot_context::run_staged(const action & a, mul_mat_id_fn upstream) {
     if (a.how == path::stream) {
         GGML_ASSERT(plan->streams.at(stream_position) == &a);
         const size_t index = stream_position++;
-        if (index + 1 < plan->streams.size()) {
+        if (!can_begin_ahead(index)) {
+            read_selection(node->src[2], w->ne[2]);
+            begin_stream(index);
+        }
+        if (index + 1 < plan->streams.size() && can_begin_ahead(index + 1)) {
             begin_stream(index + 1);
         }
         bytes = scratch[index % 2];
@@ -108,21 +112,25 @@ void hot_context::gather(const action & a, char * to, size_t stride, const int32
     CUDA_CHECK(cudaGetLastError());
 }
 
-void hot_context::copy_from_host(const action & a, char * to, size_t stride) {
-    const ggml_tensor * w = a.nodes[0]->src[0];
-    const ggml_tensor * ids = a.nodes[0]->src[2];
-    const size_t n = size_t(w->nb[2]);
-    std::vector<char> selected(ggml_nbytes(ids));
-    CUDA_CHECK(cudaMemcpyAsync(selected.data(), ids->data, selected.size(), cudaMemcpyDeviceToHost, ctx.stream()));
+// The experts that a batch uses, when its kernels up to here are over.
+std::set<int32_t> hot_context::selection_of(const ggml_tensor * ids) const {
+    std::vector<char> bytes(ggml_nbytes(ids));
+    CUDA_CHECK(cudaMemcpyAsync(bytes.data(), ids->data, bytes.size(), cudaMemcpyDeviceToHost, ctx.stream()));
     CUDA_CHECK(cudaStreamSynchronize(ctx.stream()));
     std::set<int32_t> experts;
     for (int64_t t = 0; t < ids->ne[1]; t++) {
         for (int64_t k = 0; k < ids->ne[0]; k++) {
-            experts.insert(*reinterpret_cast<const int32_t *>(&selected[size_t(t) * ids->nb[1] + size_t(k) * ids->nb[0]]));
+            experts.insert(*reinterpret_cast<const int32_t *>(&bytes[size_t(t) * ids->nb[1] + size_t(k) * ids->nb[0]]));
         }
     }
+    return experts;
+}
+
+void hot_context::copy_from_host(const action & a, char * to, size_t stride) {
+    const ggml_tensor * w = a.nodes[0]->src[0];
+    const size_t n = size_t(w->nb[2]);
     const slot_matrix * m = matrix_of(a);
-    for (const int32_t e : experts) {
+    for (const int32_t e : selection_of(a.nodes[0]->src[2])) {
         char * target = to + size_t(e) * stride;
         const int32_t slot = m ? tables[size_t(a.layer * mail.table_size + e)] : -1;
         if (slot >= 0) {
@@ -131,6 +139,18 @@ void hot_context::copy_from_host(const action & a, char * to, size_t stride) {
             CUDA_CHECK(cudaMemcpyAsync(target, static_cast<const char *>(w->data) + size_t(e) * n, n, cudaMemcpyHostToDevice, ctx.stream()));
         }
         CUDA_CHECK(cudaMemsetAsync(target + n, 0, stride - n, ctx.stream()));
+    }
+}
+
+// Whether what a streamed product needs is known before it is its turn.
+bool hot_context::can_begin_ahead(size_t index) const {
+    return !plan->streams[index]->only_used || !plan->streams[index]->has_new_ids;
+}
+
+void hot_context::read_selection(const ggml_tensor * ids, int64_t n_expert) {
+    selected.assign(size_t(n_expert), 0);
+    for (const int32_t e : selection_of(ids)) {
+        selected[size_t(e)] = 1;
     }
 }
 
@@ -144,13 +164,16 @@ void hot_context::begin_stream(size_t index) {
     const char * from = static_cast<const char *>(w->data);
     const int32_t n_expert = int32_t(w->ne[2]);
     const bool pinned = hot_buffer_is_pinned(w->buffer);
-    const auto is_resident = [&](int32_t e) { return a.layer >= 0 && tables[size_t(a.layer * mail.table_size + e)] >= 0; };
+    const auto is_copied = [&](int32_t e) {
+        const bool is_resident = a.layer >= 0 && tables[size_t(a.layer * mail.table_size + e)] >= 0;
+        return !is_resident && (!a.only_used || selected[size_t(e)]);
+    };
     if (index >= 2) {
         CUDA_CHECK(cudaStreamWaitEvent(copy_stream, consumed[index % 2], 0));
     }
     for (int32_t e = 0; e < n_expert;) {
         int32_t end = e;
-        while (end < n_expert && !is_resident(end)) {
+        while (end < n_expert && is_copied(end)) {
             end++;
         }
         copy_experts(to + size_t(e) * stride, stride, from + size_t(e) * n, n, size_t(end - e), pinned, copy_stream);

@@ -291,6 +291,7 @@ typedef struct {
     int32_t test_stop_lane;        // the CPU lane never answers
     int32_t test_poison;           // a slot is filled with 0xFF before it is written
     int32_t test_fail_alloc;       // allocating more slots per layer than this fails
+    int32_t test_fetch_delay_us;   // the GPU takes so much longer for each expert that it fetches
 } phx_cache_config;
 
 // Why a region of a graph did not take the lanes.

@@ -280,6 +280,19 @@ def test_failing_and_slow_uploads_change_nothing_but_the_hit_rate(
             assert (status.upload_failures.sum() > 0) == ("test_fail_upload" in test)
 
 
+def test_a_bus_that_does_not_pay_is_left_alone(ids: list[int], tested: Callable[..., phx.Model]) -> None:
+    """Fetching takes 3 ms longer for each expert than the CPU: after a while only a try is left now and then."""
+    fetches = {}
+    for delay in (0, 3000):
+        with tested(hot(16), {"test_fetch_delay_us": delay}) as model:
+            tokens_one_by_one(model, ids)
+            model.cache.reset_stats()
+            tokens_one_by_one(model, ids)
+            status = model.cache.status
+            fetches[delay] = status.fetches.sum() / status.steps / N_LAYER
+    assert fetches[3000] < min(0.1, fetches[0])
+
+
 def test_a_lane_that_stops_is_reported_and_nothing_is_lost(
     ids: list[int], tested: Callable[..., phx.Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ def program(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs the headers of the CUDA toolkit")
     program = tmp_path_factory.mktemp("lanes") / "hot_lane_test"
     ours = root / "src" / "hotexperts"
-    sources = [root / "tests" / "gpu" / "hot_lane_test.cpp", ours / "cold_lane.cpp", ours / "cold_dot.cpp"]
+    sources = [root / "tests" / "gpu" / "hot_lane_test.cpp", *ours.glob("cold_*.cpp")]
     ggml = root / "vendor" / "llama.cpp" / "ggml" / "include"
     headers = [f"-I{root / 'src' / 'hotexperts'}", "-isystem", str(ggml), "-isystem", str(cuda / "include")]
     linked = [f"-L{libraries}", "-lphx-ggml-cpu", "-lphx-ggml", "-lphx-ggml-base", f"-Wl,-rpath,{libraries}"]

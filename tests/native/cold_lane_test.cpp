@@ -1,5 +1,6 @@
 // The CPU lane against ggml's own MUL_MAT_ID, bit for bit: every type that has a CPU kernel, mixed types, many hit masks,
 // several numbers of threads. With the argument "quick", types that take long to quantise are left out. Prints one line per type, and "ok N rows" at the end.
+#include "cold_convert.h"
 #include "cold_dot.h"
 #include "cold_lane.h"
 
@@ -15,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -251,6 +253,42 @@ static long compare_dots() {
     return finite;
 }
 
+// Numbers of any size, with ties, zeros and what is not a number, to every type of activations. Returns how many rows were compared.
+static long compare_conversions() {
+    const float odd[] = { 0.0f, -0.0f, 1.0f, -1.0f, 127.0f, -127.0f, 0.5f, 1e-30f, 1e30f, 1e-45f, NAN };
+    long rows = 0;
+    for (ggml_type type : { GGML_TYPE_Q8_K, GGML_TYPE_Q8_0, GGML_TYPE_Q8_1, GGML_TYPE_F16, GGML_TYPE_BF16 }) {
+        for (int i = 0; i < 3000; i++) {
+            const int64_t n = 256 * (1 + i % 3);
+            std::vector<float> x = normal(size_t(n));
+            const bool is_q8_K = type == GGML_TYPE_Q8_K;
+            for (float & f : x) {
+                if (i % 4 == 1) {
+                    f = std::round(f * 2.0f);  // many are furthest from zero, of both signs
+                } else if (i % 4 == 2 || (i % 4 == 3 && rng() % 64 == 0)) {
+                    f = odd[rng() % (is_q8_K ? std::size(odd) : 7)];
+                }
+            }
+            if (i % 100 == 0) {
+                std::fill(x.begin(), x.end(), i % 200 == 0 ? -0.0f : is_q8_K ? NAN : 0.0f);
+            }
+            const guarded_bytes from(x.size() * sizeof(float));
+            memcpy(from.data(), x.data(), from.size());
+            const guarded_bytes seen(ggml_row_size(type, n));
+            memset(seen.data(), 0, seen.size());
+            std::vector<char> expected(seen.size());  // ggml leaves the sums of zeros as they are
+            hx::convert(type, reinterpret_cast<const float *>(from.data()), n, seen.data());
+            ggml_get_type_traits_cpu(type)->from_float(x.data(), expected.data(), n);
+            if (memcmp(seen.data(), expected.data(), expected.size()) != 0) {
+                printf("%s, row %d: other bits than ggml's\n", ggml_type_name(type), i);
+                exit(1);
+            }
+            rows++;
+        }
+    }
+    return rows;
+}
+
 int main(int argc, char ** argv) {
     const bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     long compared = 0;
@@ -291,6 +329,7 @@ int main(int argc, char ** argv) {
     }
     check_refusals(three);
     printf("dots %ld\n", compare_dots());
+    printf("conversions %ld\n", compare_conversions());
     printf("ok %d types %ld rows\n", n_types, compared);
     return 0;
 }

@@ -22,7 +22,7 @@ def test_the_cpu_lane_equals_ggml_bit_for_bit(extent: str, root: Path, tmp_path:
         pytest.skip("this build has one CPU backend per instruction set: nothing to link with")
     program = tmp_path / "cold_lane_test"
     ours = root / "src" / "hotexperts"
-    sources = [root / "tests" / "native" / "cold_lane_test.cpp", ours / "cold_lane.cpp", ours / "cold_dot.cpp"]
+    sources = [root / "tests" / "native" / "cold_lane_test.cpp", *ours.glob("cold_*.cpp")]
     headers = [f"-I{root / 'src' / 'hotexperts'}", "-isystem", str(root / "vendor" / "llama.cpp" / "ggml" / "include")]
     linked = [f"-L{libraries}", "-lphx-ggml-cpu", "-lphx-ggml", "-lphx-ggml-base", f"-Wl,-rpath,{libraries}"]
     flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", *headers]
@@ -30,10 +30,11 @@ def test_the_cpu_lane_equals_ggml_bit_for_bit(extent: str, root: Path, tmp_path:
     subprocess.run([compiler, *flags, *map(str, sources), "-o", str(program), *linked], check=True)
     run = subprocess.run([program, extent], capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr
-    *types, dots, last = run.stdout.splitlines()
+    *types, dots, conversions, last = run.stdout.splitlines()
     assert set(types) >= (COMMON if extent == "quick" else COMMON | SLOW_TO_QUANTISE)
     word, n_types, _, rows, _ = last.split()
     assert word == "ok"
     assert int(n_types) == len(types)
     assert int(rows) > 3000
     assert int(dots.split()[1]) > 3000 or "avx2" not in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    assert int(conversions.split()[1]) == 5 * 3000
