@@ -2,9 +2,9 @@
 //
 //     cpu_lane THREADS PAGES TYPE...    PAGES: 4k or huge; TYPE: of weights, such as q4_K
 //
-// Prints "reads GB/s" for plain reads, then "TYPE ROWS GB/s GGML" for layers of Qwen3-30B-A3B's shape, of which so many rows
-// of different experts are computed at a time, by the lane and by ggml's own CPU backend (a graph of three MUL_MAT_ID and
-// SWIGLU): medians of five passes over memory much larger than any cache.
+// Prints "TYPE ROWS GB/s GGML" for layers of Qwen3-30B-A3B's shape, of which so many rows of different experts are computed
+// at a time, by the lane and by ggml's own CPU backend (a graph of three MUL_MAT_ID and SWIGLU): medians of five passes over
+// memory much larger than any cache. Then "reads GB/s": the median of plain reads before each type and after the last.
 #include "cold_lane.h"
 
 #include "ggml-alloc.h"
@@ -42,6 +42,12 @@ static char * allocate(size_t n) {
     return p;
 }
 
+static double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
+// GB/s
 template <typename F> static double median_rate(size_t bytes, F && pass) {
     std::vector<double> rates;
     for (int i = 0; i < PASSES; i++) {
@@ -49,20 +55,16 @@ template <typename F> static double median_rate(size_t bytes, F && pass) {
         pass();
         rates.push_back(double(bytes) / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     }
-    std::sort(rates.begin(), rates.end());
-    return rates[PASSES / 2] / 1e9;
+    return median(rates) / 1e9;
 }
 
-static double plain_reads(int n_threads) {
-    const size_t n = MEMORY;
-    char * memory = allocate(n);
-    memset(memory, 1, n);
-    const double rate = median_rate(n, [&] {
+static double plain_reads(const char * memory, int n_threads) {
+    return median_rate(MEMORY, [&] {
         std::vector<std::thread> threads;
         for (int t = 0; t < n_threads; t++) {
             threads.emplace_back([=] {
                 const auto * words = reinterpret_cast<const uint64_t *>(memory);
-                const size_t begin = n / 8 * size_t(t) / size_t(n_threads), end = n / 8 * size_t(t + 1) / size_t(n_threads);
+                const size_t begin = MEMORY / 8 * size_t(t) / size_t(n_threads), end = MEMORY / 8 * size_t(t + 1) / size_t(n_threads);
                 uint64_t sums[16] = {};
                 for (size_t i = begin; i + 16 <= end; i += 16) {
                     for (size_t k = 0; k < 16; k++) {
@@ -81,8 +83,6 @@ static double plain_reads(int n_threads) {
             t.join();
         }
     });
-    free(memory);
-    return rate;
 }
 
 // Random weights: a few rows, which every matrix repeats, since some types take long to quantise.
@@ -236,7 +236,9 @@ int main(int argc, char ** argv) {
             return 2;
         }
     }
-    printf("reads %.2f\n", plain_reads(n_threads));
+    char * memory = allocate(MEMORY);
+    memset(memory, 1, MEMORY);
+    std::vector<double> reads = { plain_reads(memory, n_threads) };
     for (const ggml_type type : types) {
         const layers l(type);
         for (const int32_t n_rows : { 1, 2, 4, 8 }) {
@@ -247,6 +249,9 @@ int main(int argc, char ** argv) {
             }
             printf("%s %d %.2f %.2f\n", ggml_type_name(type), n_rows, lane_gb, ggml_rate(l, n_rows, n_threads));
         }
+        reads.push_back(plain_reads(memory, n_threads));
     }
+    printf("reads %.2f\n", median(reads));
+    free(memory);
     return 0;
 }

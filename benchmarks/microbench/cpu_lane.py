@@ -53,7 +53,7 @@ def main() -> None:
                 run = subprocess.run([program, str(threads), pages, *a.types], capture_output=True, text=True)
                 if run.returncode:
                     sys.exit(f"{' '.join(run.args)} ended with status {run.returncode}. {run.stderr}")
-                reads, *rates = (line.split() for line in run.stdout.splitlines())
+                *rates, reads = (line.split() for line in run.stdout.splitlines())
                 for n_rows in sorted({int(rate[1]) for rate in rates}):
                     of_these = [rate for rate in rates if int(rate[1]) == n_rows]
                     figures = {"reads": float(reads[1]), **{kind: float(lane) for kind, _, lane, _ in of_these}}

@@ -28,6 +28,16 @@ struct weights_q5_K {
     uint8_t low[SUPER / 2];
 };
 
+struct weights_q4_0 {
+    uint16_t d;
+    uint8_t low[16];
+};
+
+struct weights_mxfp4 {
+    uint8_t exponent;
+    uint8_t low[16];
+};
+
 struct block_q8_0 {
     uint16_t d;
     int8_t values[32];

@@ -5,6 +5,7 @@
 
 #if defined(__x86_64__)
 
+#include <cmath>
 #include <cstring>
 #include <immintrin.h>
 
@@ -16,10 +17,10 @@ namespace {
 
 // ---------------------------------------------------------------- parts
 
-// Asks for as many bytes as the blocks take, ahead of them.
-template <typename T> inline void prefetch(const T * blocks, size_t n, const reading & after) {
-    const char * from = after.ahead_of(reinterpret_cast<const char *>(blocks));
-    for (size_t b = 0; b < n * sizeof(T); b += 64) {
+// Asks for as many bytes, ahead of these.
+inline void prefetch(const void * at, size_t bytes, const reading & after) {
+    const char * from = after.ahead_of(static_cast<const char *>(at));
+    for (size_t b = 0; b < bytes; b += 64) {
         _mm_prefetch(from + b, _MM_HINT_T1);
     }
 }
@@ -31,6 +32,12 @@ AVX2 inline float sum(__m128 v) {
 
 AVX2 inline float sum(__m256 v) {
     return sum(_mm_add_ps(_mm256_extractf128_ps(v, 1), _mm256_castps256_ps128(v)));
+}
+
+AVX2 inline int sum(__m256i v) {
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
 }
 
 AVX2 inline __m256i load(const void * from) {
@@ -112,13 +119,13 @@ AVX2 inline __m128 add_minima(const weights_q5_K &, __m128i part, __m128 factor,
 
 // ---------------------------------------------------------------- both
 
-template <typename Weights> AVX2 float dot_of_supers(int64_t n, const char * row, const char * activations, reading after) {
+template <typename Weights> AVX2 inline float dot_of_supers(int64_t n, const char * row, const char * activations, const reading & after) {
     const auto * x = reinterpret_cast<const Weights *>(row);
     const auto * y = reinterpret_cast<const activations_q8_K *>(activations);
     __m256 products = _mm256_setzero_ps();
     __m128 minima = _mm_setzero_ps();
     for (int64_t i = 0; i < n / SUPER; i++) {
-        prefetch(x + i, 1, after);
+        prefetch(x + i, sizeof(Weights), after);
         const six_bits packed = unpack(x[i].scales);
         const __m128 below = _mm_set1_ps(-y[i].d * _cvtsh_ss(x[i].d_min));
         minima = add_minima(x[i], minima_part(packed.minima, y[i]), below, minima);
@@ -128,6 +135,13 @@ template <typename Weights> AVX2 float dot_of_supers(int64_t n, const char * row
         products = _mm256_fmadd_ps(_mm256_set1_ps(y[i].d * _cvtsh_ss(x[i].d)), _mm256_cvtepi32_ps(total), products);
     }
     return sum(products) + sum(minima);
+}
+
+template <typename Weights>
+AVX2 void dots_of_supers(int64_t n, const char * rows, int64_t n_rows, const char * activations, float * out, reading after) {
+    for (int64_t r = 0; r < n_rows; r++, rows += n / SUPER * int64_t(sizeof(Weights))) {
+        out[r] = dot_of_supers<Weights>(n, rows, activations, after);
+    }
 }
 
 // ---------------------------------------------------------------- Q8_0
@@ -140,17 +154,129 @@ AVX2 inline __m256 add_block(const block_q8_0 & x, const block_q8_0 & y, __m256 
     return _mm256_fmadd_ps(_mm256_set1_ps(_cvtsh_ss(x.d) * _cvtsh_ss(y.d)), total, products);
 }
 
-AVX2 float dot_q8_0(int64_t n, const char * row, const char * activations, reading after) {
+AVX2 inline float dot_q8_0(int64_t n, const char * row, const char * activations, const reading & after) {
     const auto * x = reinterpret_cast<const block_q8_0 *>(row);
     const auto * y = reinterpret_cast<const block_q8_0 *>(activations);
     const int64_t n_blocks = n / 32;
     __m256 products = _mm256_setzero_ps();
     int64_t i = 0;
     for (; i + 1 < n_blocks; i += 2) {
-        prefetch(x + i, 2, after);
+        prefetch(x + i, 2 * sizeof(*x), after);
         products = add_block(x[i + 1], y[i + 1], add_block(x[i], y[i], products));
     }
     return sum(i < n_blocks ? add_block(x[i], y[i], products) : products);
+}
+
+AVX2 void dots_q8_0(int64_t n, const char * rows, int64_t n_rows, const char * activations, float * out, reading after) {
+    for (int64_t r = 0; r < n_rows; r++, rows += n / 32 * int64_t(sizeof(block_q8_0))) {
+        out[r] = dot_q8_0(n, rows, activations, after);
+    }
+}
+
+// ---------------------------------------------------------------- Q4_0 and MXFP4
+//
+// Several rows at a time, so that what belongs to the activations is prepared once. Weights are made unsigned, as the
+// instruction wants one factor, by an offset; offset x activations is taken away again. ggml adds each block of Q4_0 to one
+// sum, and every second one of MXFP4 to another.
+
+// The 32 four-bit numbers of a block, a byte each.
+AVX2 inline __m256i nibbles(const uint8_t * low) {
+    const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(low)));
+    return low_nibbles(_mm256_srlv_epi32(twice, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4)));
+}
+
+template <typename Weights> struct format;
+
+template <> struct format<weights_q4_0> {
+    static constexpr int N_SUMS = 1;
+    static constexpr int8_t OFFSET = 8;
+
+    AVX2 static __m256i unsigned_weights(const weights_q4_0 & w) { return nibbles(w.low); }
+    AVX2 static __m256 scale(const weights_q4_0 & w) { return _mm256_cvtph_ps(_mm_set1_epi16(int16_t(w.d))); }
+};
+
+// Half of 2^(exponent - 127).
+struct mxfp4_scales {
+    float of[256];
+
+    mxfp4_scales() {
+        for (int e = 0; e < 256; e++) {
+            of[e] = std::ldexp(0.5f, e - 127);
+        }
+    }
+};
+
+const mxfp4_scales MXFP4_SCALES;
+
+template <> struct format<weights_mxfp4> {
+    static constexpr int N_SUMS = 2;
+    static constexpr int8_t OFFSET = 12;
+
+    // 0, 1, 2, 3, 4, 6, 8, 12 and their negatives.
+    AVX2 static __m256i unsigned_weights(const weights_mxfp4 & w) {
+        const __m128i values = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), nibbles(w.low));
+    }
+    AVX2 static __m256 scale(const weights_mxfp4 & w) { return _mm256_broadcast_ss(&MXFP4_SCALES.of[w.exponent]); }
+};
+
+AVX2 inline __m256i pairs_summed(__m256i words) {
+    return _mm256_madd_epi16(words, _mm256_set1_epi16(1));
+}
+
+// What a block of activations adds to every row.
+struct prepared {
+    __m256i values;
+    __m256i offset;
+    float d;
+
+    AVX2 prepared(const block_q8_0 & y, int8_t of_weights)
+        : values(load(y.values)), offset(pairs_summed(_mm256_maddubs_epi16(_mm256_set1_epi8(of_weights), values))), d(_cvtsh_ss(y.d)) {}
+};
+
+template <typename Weights> AVX2 inline __m256i product(const Weights & w, const prepared & y) {
+    return _mm256_sub_epi32(pairs_summed(_mm256_maddubs_epi16(format<Weights>::unsigned_weights(w), y.values)), y.offset);
+}
+
+template <typename Weights, int N_ROWS>
+AVX2 inline void dots_of_nibbles(int64_t n_blocks, const char * rows, const block_q8_0 * activations, float * out, const reading & after) {
+    using F = format<Weights>;
+    const auto block = [&](int row, int64_t i) -> const Weights & { return reinterpret_cast<const Weights *>(rows)[row * n_blocks + i]; };
+    __m256 sums[N_ROWS][F::N_SUMS] = {};
+    int64_t i = 0;
+    for (; i + F::N_SUMS <= n_blocks; i += F::N_SUMS) {
+        prefetch(&block(0, N_ROWS * i), N_ROWS * F::N_SUMS * sizeof(Weights), after);
+        for (int k = 0; k < F::N_SUMS; k++) {
+            const prepared y(activations[i + k], F::OFFSET);
+            for (int r = 0; r < N_ROWS; r++) {
+                const __m256 d = _mm256_mul_ps(F::scale(block(r, i + k)), _mm256_set1_ps(y.d));
+                sums[r][k] = _mm256_fmadd_ps(d, _mm256_cvtepi32_ps(product(block(r, i + k), y)), sums[r][k]);
+            }
+        }
+    }
+    for (int r = 0; r < N_ROWS; r++) {
+        out[r] = sum(F::N_SUMS == 1 ? sums[r][0] : _mm256_add_ps(sums[r][0], sums[r][F::N_SUMS - 1]));
+        if (i < n_blocks) {  // the last of an odd number: ggml adds it as one number
+            const prepared y(activations[i], F::OFFSET);
+            const float d = _mm256_cvtss_f32(F::scale(block(r, i))) * y.d;
+            out[r] = std::fma(d, float(sum(product(block(r, i), y))), out[r]);
+        }
+    }
+}
+
+template <typename Weights>
+AVX2 void dots_of_nibbles(int64_t n, const char * rows, int64_t n_rows, const char * activations, float * out, reading after) {
+    constexpr int AT_A_TIME = 4;
+    const int64_t n_blocks = n / 32;
+    const auto row = [&](int64_t r) { return rows + r * n_blocks * int64_t(sizeof(Weights)); };
+    const auto * y = reinterpret_cast<const block_q8_0 *>(activations);
+    int64_t r = 0;
+    for (; r + AT_A_TIME <= n_rows; r += AT_A_TIME) {
+        dots_of_nibbles<Weights, AT_A_TIME>(n_blocks, row(r), y, out + r, after);
+    }
+    for (; r < n_rows; r++) {
+        dots_of_nibbles<Weights, 1>(n_blocks, row(r), y, out + r, after);
+    }
 }
 
 bool has_avx2() {
@@ -159,15 +285,19 @@ bool has_avx2() {
 
 }  // namespace
 
-dot_function prefetching_dot(ggml_type type) {
+dots_function prefetching_dots(ggml_type type) {
     static const bool can = has_avx2();
     switch (can ? type : GGML_TYPE_COUNT) {
+        case GGML_TYPE_Q4_0:
+            return dots_of_nibbles<weights_q4_0>;
+        case GGML_TYPE_MXFP4:
+            return dots_of_nibbles<weights_mxfp4>;
         case GGML_TYPE_Q4_K:
-            return dot_of_supers<weights_q4_K>;
+            return dots_of_supers<weights_q4_K>;
         case GGML_TYPE_Q5_K:
-            return dot_of_supers<weights_q5_K>;
+            return dots_of_supers<weights_q5_K>;
         case GGML_TYPE_Q8_0:
-            return dot_q8_0;
+            return dots_q8_0;
         default:
             return nullptr;
     }
@@ -177,7 +307,7 @@ dot_function prefetching_dot(ggml_type type) {
 
 #else
 
-hx::dot_function hx::prefetching_dot(ggml_type) {
+hx::dots_function hx::prefetching_dots(ggml_type) {
     return nullptr;
 }
 

@@ -22,10 +22,11 @@ struct reading {
     const char * ahead_of(const char * at) const { return at + PREFETCH_AHEAD < end ? at + PREFETCH_AHEAD : at + PREFETCH_AHEAD + (next - end); }
 };
 
-// The product of n weights in `row` and n activations in `x`. May ask for bytes beyond the weights: a prefetch never faults.
-using dot_function = float (*)(int64_t n, const char * row, const char * x, reading after);
+// The products of `n_rows` consecutive rows of n weights each with the n activations in `x`. May ask for bytes beyond the
+// weights: a prefetch never faults.
+using dots_function = void (*)(int64_t n, const char * rows, int64_t n_rows, const char * x, float * out, reading after);
 
 // NULL for types in which ggml's own kernel is as fast, and on other processors.
-dot_function prefetching_dot(ggml_type type);
+dots_function prefetching_dots(ggml_type type);
 
 }  // namespace hx

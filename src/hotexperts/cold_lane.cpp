@@ -99,15 +99,13 @@ void prefetch(const char * from, size_t bytes) {
 void multiply(const expert_matrix & m, const char * row, int64_t n, const char * x, float * out, const char * next) {
     const size_t row_bytes = m.row_bytes();
     const reading after = { row + size_t(n) * row_bytes, next };
-    const dot_function dot = prefetching_dot(m.type);
-    const ggml_vec_dot_t vec_dot = traits_of(m)->vec_dot;
+    if (const dots_function dots = prefetching_dots(m.type)) {
+        dots(m.n_in, row, n, x, out, after);
+        return;
+    }
     for (int64_t i = 0; i < n; i++, row += row_bytes) {
-        if (dot) {
-            out[i] = dot(m.n_in, row, x, after);
-        } else {
-            prefetch(after.ahead_of(row), row_bytes);
-            vec_dot(int(m.n_in), out + i, 0, row, 0, x, 0, 1);
-        }
+        prefetch(after.ahead_of(row), row_bytes);
+        traits_of(m)->vec_dot(int(m.n_in), out + i, 0, row, 0, x, 0, 1);
     }
 }
 

@@ -223,30 +223,34 @@ static void check_refusals(hx::cold_lane & lane) {
     }
 }
 
-// Rows of any bytes, also odd numbers of blocks. Returns how many finite results were compared.
+// Rows of any bytes, also odd numbers of blocks and of rows, up to a page that nobody may read. Returns how many finite
+// results were compared.
 static long compare_dots() {
     long finite = 0;
     for (int t = 0; t < GGML_TYPE_COUNT; t++) {
         const ggml_type type = ggml_type(t);
-        const hx::dot_function dot = hx::prefetching_dot(type);
-        for (int64_t blocks = 1; dot && blocks <= 9; blocks++) {
-            const int64_t n = blocks * ggml_blck_size(type);
+        const hx::dots_function dots = hx::prefetching_dots(type);
+        for (int i = 0; dots && i < 1800; i++) {
+            const int64_t n = (1 + i % 9) * ggml_blck_size(type);
+            const int64_t n_rows = 1 + i / 9 % 7;
+            const size_t row_bytes = ggml_row_size(type, n);
             const ggml_type_traits_cpu * traits = ggml_get_type_traits_cpu(type);
-            for (int i = 0; i < 200; i++) {
-                std::vector<char> row(ggml_row_size(type, n));
-                for (char & byte : row) {
-                    byte = char(rng());
-                }
-                std::vector<char> x(ggml_row_size(traits->vec_dot_type, n));
-                ggml_get_type_traits_cpu(traits->vec_dot_type)->from_float(normal(size_t(n)).data(), x.data(), n);
+            const guarded_bytes rows(row_bytes * size_t(n_rows));
+            for (size_t k = 0; k < rows.size(); k++) {
+                rows.data()[k] = char(rng());
+            }
+            const guarded_bytes x(ggml_row_size(traits->vec_dot_type, n));
+            ggml_get_type_traits_cpu(traits->vec_dot_type)->from_float(normal(size_t(n)).data(), x.data(), n);
+            std::vector<float> seen(static_cast<size_t>(n_rows));
+            dots(n, rows.data(), n_rows, x.data(), seen.data(), { rows.data() + rows.size(), rows.data() });
+            for (size_t r = 0; r < seen.size(); r++) {
                 float expected;
-                traits->vec_dot(int(n), &expected, 0, row.data(), 0, x.data(), 0, 1);
-                const float seen = dot(n, row.data(), x.data(), { row.data() + row.size(), row.data() });
-                if (memcmp(&seen, &expected, sizeof(seen)) != 0 && !(std::isnan(seen) && std::isnan(expected))) {
-                    printf("%s, %lld blocks: %a instead of %a\n", ggml_type_name(type), (long long) blocks, double(seen), double(expected));
+                traits->vec_dot(int(n), &expected, 0, rows.data() + r * row_bytes, 0, x.data(), 0, 1);
+                if (memcmp(&seen[r], &expected, sizeof(expected)) != 0 && !(std::isnan(seen[r]) && std::isnan(expected))) {
+                    printf("%s, %lld weights: %a instead of %a\n", ggml_type_name(type), (long long) n, double(seen[r]), double(expected));
                     exit(1);
                 }
-                finite += std::isfinite(seen);
+                finite += std::isfinite(seen[r]);
             }
         }
     }
