@@ -1,4 +1,4 @@
-"""Whether the patched build without a cache is what llama.cpp is without the patch queue: same logits, same memory.
+"""Whether the patched build without a cache is what llama.cpp is without the patch queue: same nodes, memory and logits.
 
     python benchmarks/cache_off.py --unpatched DIR
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -26,8 +27,27 @@ PROMPT = list(range(100, 400))
 N_TOKENS = 64
 
 
+class Nodes(logging.Handler):
+    """The nodes of all graphs, each with its inputs, sizes and backends, as ggml's scheduler prints them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if line.startswith(("node #", "## SPLIT")):
+            self.lines.append(line)
+        elif "were lost" in line:
+            raise RuntimeError(line)
+
+
 def measure(mode: str) -> dict[str, Any]:
-    """Hash of all logits after a prompt and after each of some tokens, and the memory in use."""
+    """Nodes, hash of all logits after a prompt and after each of some tokens, and the memory in use."""
+    nodes = Nodes()
+    logger = logging.getLogger("pyhotexperts")
+    logger.addHandler(nodes)
+    logger.setLevel(logging.DEBUG)
     before = [d.memory_free for d in phx.devices() if d.is_gpu]
     digest = hashlib.sha256()
     with phx.Model(offload=MODES[mode], n_ctx=1024) as model:
@@ -38,7 +58,16 @@ def measure(mode: str) -> dict[str, Any]:
         planned = [(astuple(m)[0], m.model, m.context, m.compute) for m in model.memory]
         used = [b - d.memory_free for b, d in zip(before, (d for d in phx.devices() if d.is_gpu), strict=True)]
     patches = _ffi.build_info()["patch_hash"]
-    return {"logits_sha256": digest.hexdigest(), "planned": planned, "vram_used": used, "patches": patches}
+    if not nodes.lines:
+        raise RuntimeError("ggml's scheduler printed no nodes")
+    return {
+        "n_nodes": len(nodes.lines),
+        "nodes_sha256": hashlib.sha256("\n".join(nodes.lines).encode()).hexdigest(),
+        "logits_sha256": digest.hexdigest(),
+        "planned": planned,
+        "vram_used": used,
+        "patches": patches,
+    }
 
 
 def main() -> None:
@@ -51,7 +80,7 @@ def main() -> None:
         return
     for mode in MODES:
         results = []
-        for env in ({}, {"PYTHONPATH": a.unpatched}):
+        for env in ({"GGML_SCHED_DEBUG": "2"}, {"GGML_SCHED_DEBUG": "2", "PYTHONPATH": a.unpatched}):
             command = [sys.executable, __file__, "--unpatched", a.unpatched, "--in-process", mode]
             run = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **env})
             results.append(json.loads(run.stdout))
