@@ -1,4 +1,4 @@
-"""Whether the patched build without a cache is what llama.cpp is without the patch queue: same nodes, memory and logits.
+"""Whether the patched build without a cache is what llama.cpp is without the patch queue: nodes, memory and logits.
 
     python benchmarks/cache_off.py --unpatched DIR
 
