@@ -336,24 +336,19 @@ def cpu_lane(lines: list[Row]) -> str:
     if not lines:
         return ""
     lines = [line for line in lines if line["file"] == lines[-1]["file"]]
-    types = [name for name in lines[-1]["gb_per_second"] if name != "reads"]
-    shown = [
-        [
-            line["commit"],
-            str(line["threads"]),
-            {"4k": "4 KiB"}.get(line["pages"], line["pages"]),
-            str(line.get("experts", 8)),
-            figure(line["gb_per_second"]["reads"]),
-            *(lane_figure(line, name) for name in types),
-        ]
-        for line in lines
-    ]
-    heading = ["commit", "threads", "pages", "experts at a time", "plain reads", *types]
     text = (
-        "`microbench/cpu_lane.py`: experts of the 30B's shape that are in no cache, and plain reads, GB/s; in brackets "
-        "the lane over ggml's own CPU path, where that was measured."
+        "`microbench/cpu_lane.py`: experts of the 30B's shape that are in no cache, so many at a time, and plain reads, "
+        f"GB/s; in brackets the lane over ggml's own CPU path, where that was measured. {origin(lines)}"
     )
-    return f"## The CPU lane alone\n\n{text} {origin(lines)}\n\n{table(heading, shown)}"
+    same = ("commit", "threads", "pages")
+    for setup in dict.fromkeys(tuple(line[name] for name in same) for line in lines):
+        of_setup = [line for line in lines if tuple(line[name] for name in same) == setup]
+        commit, threads, pages = setup
+        types = [name for name in of_setup[0]["gb_per_second"] if name != "reads"]
+        shown = [[name, *(lane_figure(line, name) for line in of_setup)] for name in ["reads", *types]]
+        heading = ["experts at a time", *(str(line.get("experts", 8)) for line in of_setup)]
+        text += f"\n\n{threads} threads, {pages} pages, commit {commit}:\n\n{table(heading, shown)}".rstrip()
+    return f"## The CPU lane alone\n\n{text}\n"
 
 
 def agreement(lines: list[Row]) -> str:

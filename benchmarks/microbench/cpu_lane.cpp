@@ -6,6 +6,7 @@
 // at a time, by the lane and by ggml's own CPU backend (a graph of three MUL_MAT_ID and SWIGLU): medians of five passes over
 // memory much larger than any cache. Then "reads GB/s": the median of plain reads before each type and after the last.
 #include "cold_lane.h"
+#include "readers.h"
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
@@ -27,6 +28,7 @@ constexpr int64_t N_EMBD = 2048, N_FF = 768;
 constexpr int32_t N_EXPERT = 128, MAX_ROWS = 8;
 constexpr size_t MEMORY = size_t(3) << 30;
 constexpr int PASSES = 5;
+constexpr int READ_MILLISECONDS = 200;
 constexpr size_t HUGE_PAGE = size_t(2) << 20;
 
 static bool huge = false;
@@ -58,31 +60,9 @@ template <typename F> static double median_rate(size_t bytes, F && pass) {
     return median(rates) / 1e9;
 }
 
-static double plain_reads(const char * memory, int n_threads) {
-    return median_rate(MEMORY, [&] {
-        std::vector<std::thread> threads;
-        for (int t = 0; t < n_threads; t++) {
-            threads.emplace_back([=] {
-                const auto * words = reinterpret_cast<const uint64_t *>(memory);
-                const size_t begin = MEMORY / 8 * size_t(t) / size_t(n_threads), end = MEMORY / 8 * size_t(t + 1) / size_t(n_threads);
-                uint64_t sums[16] = {};
-                for (size_t i = begin; i + 16 <= end; i += 16) {
-                    for (size_t k = 0; k < 16; k++) {
-                        sums[k] += words[i + k];
-                    }
-                }
-                uint64_t sum = 0;
-                for (const uint64_t s : sums) {
-                    sum += s;
-                }
-                volatile uint64_t keep = sum;
-                (void) keep;
-            });
-        }
-        for (std::thread & t : threads) {
-            t.join();
-        }
-    });
+static double plain_reads(const memory & from, int n_threads) {
+    const readers team(from, n_threads);
+    return rates(READ_MILLISECONDS, [&] { return team.bytes(); })[0];
 }
 
 // Random weights: a few rows, which every matrix repeats, since some types take long to quantise.
@@ -236,9 +216,8 @@ int main(int argc, char ** argv) {
             return 2;
         }
     }
-    char * memory = allocate(MEMORY);
-    memset(memory, 1, MEMORY);
-    std::vector<double> reads = { plain_reads(memory, n_threads) };
+    const memory from(MEMORY, huge);
+    std::vector<double> reads = { plain_reads(from, n_threads) };
     for (const ggml_type type : types) {
         const layers l(type);
         for (const int32_t n_rows : { 1, 2, 4, 8 }) {
@@ -249,9 +228,8 @@ int main(int argc, char ** argv) {
             }
             printf("%s %d %.2f %.2f\n", ggml_type_name(type), n_rows, lane_gb, ggml_rate(l, n_rows, n_threads));
         }
-        reads.push_back(plain_reads(memory, n_threads));
+        reads.push_back(plain_reads(from, n_threads));
     }
     printf("reads %.2f\n", median(reads));
-    free(memory);
     return 0;
 }

@@ -32,7 +32,8 @@ def compile_program(folder: str) -> str:
     program = f"{folder}/cpu_lane"
     command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O3", "-march=native", "-pthread"]
     command += [f"-I{ours}", "-isystem", str(ROOT / "vendor" / "llama.cpp" / "ggml" / "include")]
-    command += [str(HERE / "cpu_lane.cpp"), *map(str, sorted(ours.glob("cold_*.cpp"))), "-o", program]
+    sources = [HERE / "cpu_lane.cpp", HERE / "readers.cpp", *ours.glob("cold_*.cpp")]
+    command += [*map(str, sources), "-o", program]
     command += [f"-L{libraries}", "-lphx-ggml-cpu", "-lphx-ggml", "-lphx-ggml-base", f"-Wl,-rpath,{libraries}"]
     subprocess.run(command, check=True)
     return program

@@ -163,9 +163,12 @@ def test_the_cpu_lane_beside_reads_and_ggml(tables: ModuleType) -> None:
     line = {**ORIGIN, "command": "x", "threads": 12, "pages": "huge", "experts": 2}
     here = {**line, "gpu": [], "file": "2026-12-02-b.jsonl", "gb_per_second": {"reads": 30.0, "q4_K": 20.0}}
     rates = {"gb_per_second": {"reads": 107.1, "q4_K": 73.5, "q8_0": 92.6}, "ggml_gb_per_second": {"q4_K": 49.0}}
-    there = {**line, **rates}
-    assert cells(tables.TABLES["cpu_lane"]([here]))[1][4:] == ["30.0", "20.0"]
-    assert cells(tables.TABLES["cpu_lane"]([there, here]))[1][4:] == ["107.1", "73.5 (1.50x)", "92.6"]
+    there = [{**line, **rates, "experts": n, "threads": threads} for threads in (8, 12) for n in (2, 4)]
+    assert cells(tables.TABLES["cpu_lane"]([here])) == [["experts at a time", "2"], ["reads", "30.0"], ["q4_K", "20.0"]]
+    text = tables.TABLES["cpu_lane"]([*there, here])
+    assert [part in text for part in ("8 threads, huge pages", "12 threads, huge pages")] == [True, True]
+    of_one = [["experts at a time", "2", "4"], ["reads", *2 * ["107.1"]], ["q4_K", *2 * ["73.5 (1.50x)"]]]
+    assert cells(text) == 2 * [*of_one, ["q8_0", *2 * ["92.6"]]]
 
 
 def test_the_machines_bounds(tables: ModuleType) -> None:
