@@ -337,8 +337,8 @@ def cpu_lane(lines: list[Row]) -> str:
         return ""
     lines = [line for line in lines if line["file"] == lines[-1]["file"]]
     text = (
-        "`microbench/cpu_lane.py`: experts of the 30B's shape that are in no cache, so many at a time, and plain reads, "
-        f"GB/s; in brackets the lane over ggml's own CPU path, where that was measured. {origin(lines)}"
+        "`microbench/cpu_lane.py`: experts of the 30B's shape that are in no cache, so many at a time, and plain "
+        f"reads, GB/s; in brackets the lane over ggml's own CPU path, where that was measured. {origin(lines)}"
     )
     same = ("commit", "threads", "pages")
     for setup in dict.fromkeys(tuple(line[name] for name in same) for line in lines):
