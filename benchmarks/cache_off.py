@@ -57,7 +57,6 @@ def measure(mode: str) -> dict[str, Any]:
             model.eval([token])
         planned = [(astuple(m)[0], m.model, m.context, m.compute) for m in model.memory]
         used = [b - d.memory_free for b, d in zip(before, (d for d in phx.devices() if d.is_gpu), strict=True)]
-    patches = _ffi.build_info()["patch_hash"]
     if not nodes.lines:
         raise RuntimeError("ggml's scheduler printed no nodes")
     return {
@@ -66,7 +65,7 @@ def measure(mode: str) -> dict[str, Any]:
         "logits_sha256": digest.hexdigest(),
         "planned": planned,
         "vram_used": used,
-        "patches": patches,
+        "libraries": str(_ffi.library_dir()),
     }
 
 
@@ -84,7 +83,7 @@ def main() -> None:
             command = [sys.executable, __file__, "--unpatched", a.unpatched, "--in-process", mode]
             run = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **env})
             results.append(json.loads(run.stdout))
-        if results[0].pop("patches") == results[1].pop("patches"):
+        if results[0].pop("libraries") == results[1].pop("libraries"):
             sys.exit(f"{a.unpatched} is no other build, or an editable installation hides it")
         same = {key: results[0][key] == results[1][key] for key in results[0]}
         print(
