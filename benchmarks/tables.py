@@ -164,31 +164,32 @@ def speed_line(row: Row, rows: list[Row], budget: str) -> list[str]:
         f"`{row['offload_mode']}`",
         row["load_mode"],
         str(row["n_threads"]),
+        str(row["repetitions"]),
         str(row["vram_peak_mib"]),
         "" if row["hit_rate"] is None else f"{row['hit_rate']:.0%}",
         f"{row['median_ts']:.1f} ± {row['stddev_ts']:.1f}",
         figure(cold.get("median_ts")),
         figure(row["ratio_cpu_experts"], 2),
         figure(row["ratio_layers"], 2),
-        figure(row.get("over_bound"), 2),
+        ("~" if row.get("bound_gpu_from") == "layers" else "") + figure(row.get("over_bound"), 2),
         figure(prompt.get("median_ts"), 0),
         figure(prompt.get("ttft_ms"), 0),
     ]
 
 
-SPEED_HEADING = ["budget GiB", "experts", "load mode", "threads", "VRAM MiB", "hits", "tokens/s", "cold"]
+SPEED_HEADING = ["budget GiB", "experts", "load mode", "threads", "repetitions", "VRAM MiB", "hits", "tokens/s", "cold"]
 SPEED_HEADING += ["/ cpu_experts", "/ layers", "time / bound", "prompt tokens/s", "first token ms"]
 
 
-def workload(row: Row) -> str:
-    """What a run did, in words."""
-    plural = "" if row["repetitions"] == 1 else "s"
+def workload(rows: list[Row]) -> str:
+    """What the rows of a run did, in words."""
+    row = generated(rows)[0]
+    prompts = " or ".join(map(str, sorted({r["n_prompt"] for r in rows if r.get("n_prompt")})))
     depth = f", after {row['n_depth']} tokens" if row["n_depth"] else ""
     context = f" of {row['n_ctx']} tokens" if row["n_ctx"] else ""
     return (
-        f"{row['repetitions']} repetition{plural}, passes of {row['n_ubatch']} tokens, "
-        f"KV cache {row['type_k']}{context}{depth}"
-    )
+        f"Prompts of {prompts} tokens, " if prompts else ""
+    ) + f"passes of {row['n_ubatch']} tokens, KV cache {row['type_k']}{context}{depth}"
 
 
 def by_budget(lines: list[Row], name: str, title: str, budgets_gib: tuple[int, ...]) -> str:
@@ -199,7 +200,7 @@ def by_budget(lines: list[Row], name: str, title: str, budgets_gib: tuple[int, .
     shown = [speed_line(row, rows, str(budget)) for budget, rows in found.items() for row in generated(rows)]
     used = [row for rows in found.values() for row in rows]
     picture = f"\n![{title}](plots/{name}.png)\n" if (HERE / "plots" / f"{name}.png").exists() else ""
-    text = f"{workload(generated(used)[0])}. {origin(used)}"
+    text = f"{workload(used)}. {origin(used)}"
     return f"## {title}, all modes at equal VRAM\n\n{text}\n\n{table(SPEED_HEADING, shown)}{picture}"
 
 
@@ -213,7 +214,7 @@ def few_threads(lines: list[Row]) -> str:
     if not generated(rows):
         return ""
     shown = [speed_line(row, rows, "") for row in generated(rows)]
-    text = f"{workload(generated(rows)[0])}. {origin(rows)}"
+    text = f"{workload(rows)}. {origin(rows)}"
     return f"## Qwen3.5-122B-A10B shapes, 6 threads\n\n{text}\n\n{table(SPEED_HEADING, shown)}"
 
 
@@ -228,7 +229,7 @@ def embedded(lines: list[Row]) -> str:
         return ""
     rows = runs[-1]
     shown = [speed_line(row, rows, "") for row in generated(rows)]
-    text = f"{workload(generated(rows)[0])}. {origin(rows)}"
+    text = f"{workload(rows)}. {origin(rows)}"
     return f"## The embedded model on real text\n\n{text}\n\n{table(SPEED_HEADING, shown)}"
 
 
@@ -268,8 +269,9 @@ def reference(lines: list[Row]) -> str:
     return (
         "## Beside the reference implementation\n\nThe hardware differs: compare the ratios. "
         "Theirs: RTX 4090 24 GB and Ryzen 7950X, Qwen3.5-122B-A10B Q4_K_L, q8_0 KV cache of 131K tokens, ubatch 3072. "
-        f"Ours: geometry model of the same shapes, {workload(first)}, load mode {first['load_mode']}, "
-        f"{first['n_threads']} threads. {origin(list(ours.values()))}\n\n{table(heading, shown)}"
+        f"Ours: geometry model of the same shapes, {workload(list(ours.values()))}, load mode {first['load_mode']}, "
+        f"{first['n_threads']} threads, repetitions: {first['repetitions']}. {origin(list(ours.values()))}"
+        f"\n\n{table(heading, shown)}"
     )
 
 

@@ -4,6 +4,7 @@
 #include "cold_blocks.h"
 #include "ggml-cpu.h"
 
+#include <cmath>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -52,7 +53,7 @@ AVX2 void to_q8_K(const float * x, activations_q8_K & y) {
         return;
     }
     const float to_integers = -127.0f / most;
-    const __m256 factor = _mm256_set1_ps(to_integers);
+    const __m256 factor = _mm256_set1_ps(std::isinf(to_integers) ? 0.0f : to_integers);  // numbers too small to be scaled become 0
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     for (int i = 0; i < SUPER; i += 32) {
         const __m256i words_0 = _mm256_packs_epi32(rounded(x + i, factor), rounded(x + i + 8, factor));

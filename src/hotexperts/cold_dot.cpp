@@ -19,9 +19,9 @@ namespace {
 
 // Asks for as many bytes, ahead of these.
 inline void prefetch(const void * at, size_t bytes, const reading & after) {
-    const char * from = after.ahead_of(static_cast<const char *>(at));
+    const auto from = uintptr_t(after.ahead_of(static_cast<const char *>(at)));
     for (size_t b = 0; b < bytes; b += 64) {
-        _mm_prefetch(from + b, _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char *>(from + b), _MM_HINT_T1);
     }
 }
 
@@ -176,7 +176,8 @@ AVX2 void dots_q8_0(int64_t n, const char * rows, int64_t n_rows, const char * a
 // ---------------------------------------------------------------- Q4_0 and MXFP4
 //
 // Several rows at a time, so that what belongs to the activations is prepared once. Weights are made unsigned, as the
-// instruction wants one factor, by an offset; offset x activations is taken away again. ggml adds each block of Q4_0 to one
+// instruction wants one factor, by an offset; offset x activations is taken away again. (ggml changes signs instead, which
+// gives something else for an activation of -128: conversion makes that of what is not a number only.) ggml adds each block of Q4_0 to one
 // sum, and every second one of MXFP4 to another.
 
 // The 32 four-bit numbers of a block, a byte each.

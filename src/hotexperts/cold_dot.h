@@ -2,7 +2,7 @@
 //
 // ggml's vec_dot and a burst of prefetches before each row leave the processor's few line buffers full at one moment and
 // idle at the next. Here each block asks for as many bytes as it uses, so reading is as fast as reading alone (x86 with
-// AVX2). The results equal ggml's AVX2 kernels bit for bit.
+// AVX2). The results equal ggml's AVX2 kernels bit for bit, as long as all activations are numbers.
 #pragma once
 
 #include "ggml.h"
@@ -19,7 +19,11 @@ struct reading {
     const char * end;
     const char * next;
 
-    const char * ahead_of(const char * at) const { return at + PREFETCH_AHEAD < end ? at + PREFETCH_AHEAD : at + PREFETCH_AHEAD + (next - end); }
+    // Only to be prefetched: it may be no address at all.
+    const void * ahead_of(const char * at) const {
+        const uintptr_t ahead = uintptr_t(at) + PREFETCH_AHEAD;
+        return reinterpret_cast<const void *>(ahead < uintptr_t(end) ? ahead : ahead - uintptr_t(end) + uintptr_t(next));
+    }
 };
 
 // The products of `n_rows` consecutive rows of n weights each with the n activations in `x`. May ask for bytes beyond the

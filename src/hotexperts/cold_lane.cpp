@@ -89,9 +89,9 @@ size_t converted_bytes(const expert_matrix & m) {
 }
 
 // Asks for these bytes, which may lie beyond the matrix: a prefetch never faults.
-void prefetch(const char * from, size_t bytes) {
+void prefetch(const void * from, size_t bytes) {
     for (size_t b = 0; b < bytes; b += 64) {
-        __builtin_prefetch(from + b, /*for writing=*/0, /*locality=*/2);
+        __builtin_prefetch(reinterpret_cast<const void *>(uintptr_t(from) + b), /*for writing=*/0, /*locality=*/2);
     }
 }
 
@@ -265,8 +265,9 @@ void cold_lane::barrier(int thread, uint32_t number) {
         const int to = (thread + (1 << round)) % n_threads;
         signals[size_t(to * n_rounds + round)].number.store(number, std::memory_order_release);
         const std::atomic<uint32_t> & mine = signals[size_t(thread * n_rounds + round)].number;
-        for (int spins = 0; int32_t(mine.load(std::memory_order_acquire) - number) < 0; spins++) {
+        for (int spins = 0; int32_t(mine.load(std::memory_order_acquire) - number) < 0;) {
             if (spins < 2000) {
+                spins++;
                 pause();
             } else {
                 std::this_thread::yield();  // fewer processors than threads
@@ -277,7 +278,7 @@ void cold_lane::barrier(int thread, uint32_t number) {
 
 void cold_lane::wait_for_job(uint32_t seen) {
     const auto start = std::chrono::steady_clock::now();
-    for (int spins = 0; generation.load(std::memory_order_acquire) == seen && !stopping.load(std::memory_order_relaxed); spins++) {
+    for (uint32_t spins = 0; generation.load(std::memory_order_acquire) == seen && !stopping.load(std::memory_order_relaxed); spins++) {
         pause();
         if (spins % 1024 == 1023 && std::chrono::steady_clock::now() - start > SPIN_TIME) {
             std::unique_lock<std::mutex> lock(sleep_mutex);

@@ -3,8 +3,8 @@
 //
 // For each row: h = silu(gate * x) . (up * x), out = down * h. The matrix products are ggml's vec_dot, or kernels of ours that
 // give the same bits as ggml's for AVX2 (cold_dot.h), on activations with the bits of ggml's from_float (cold_convert.h). So
-// they equal ggml's own MUL_MAT_ID of one token on the CPU bit for bit, however many threads and tokens there are. (For
-// several tokens of one expert ggml may run tiled kernels, which round differently.)
+// they equal ggml's own MUL_MAT_ID of one token on the CPU bit for bit, however many threads and tokens there are, as long
+// as all activations are numbers. (For several tokens of one expert ggml may run tiled kernels, which round differently.)
 //
 // Threads and memory
 //   * run() is called by one thread at a time, which works too. It has two phases, gate and up, then down, each with a barrier

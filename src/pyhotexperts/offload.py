@@ -176,8 +176,8 @@ def hot_experts(
         0..4; -1 (the default) = one for every 16 slots, and one from 8 slots on.
     prefill_bypass
         Batches of this many tokens or more bring experts to the GPU by copies beside the computation: all of them,
-        ahead, if they select each twenty times on average, else those that they use, if it is twice or more.
-        Smaller batches of more than 8 tokens bring what they use by a kernel
+        ahead, if they select each twenty times on average, else those that they use, if it is twice or more and they
+        lie in pinned memory. Other batches of more than 8 tokens bring what they use by a kernel
         [LLAMA_MOE_HOT_PP_BYPASS_N_TOKENS]. Default: 64.
     deterministic
         Residency depends on the tokens alone, so that the same input gives the same bits; slower

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from sanitizers import OPTIONS, sanitizer_flags
 
 from pyhotexperts import _ffi
 
@@ -15,8 +16,16 @@ COMMON = {"f16", "bf16", "q4_0", "q5_0", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K",
 SLOW_TO_QUANTISE = {"iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m", "iq4_nl", "iq4_xs"}
 
 
-@pytest.mark.parametrize("extent", ["quick", pytest.param("all", marks=pytest.mark.slow)])
-def test_the_cpu_lane_equals_ggml_bit_for_bit(extent: str, root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("extent", "sanitizer"),
+    [
+        ("quick", ""),
+        pytest.param("all", "", marks=pytest.mark.slow),
+        pytest.param("quick", "thread", marks=pytest.mark.slow),
+        pytest.param("quick", "address,undefined", marks=pytest.mark.slow),
+    ],
+)
+def test_the_cpu_lane_equals_ggml_bit_for_bit(extent: str, sanitizer: str, root: Path, tmp_path: Path) -> None:
     libraries = _ffi.library_dir()
     if not (libraries / "libphx-ggml-cpu.so").exists():
         pytest.skip("this build has one CPU backend per instruction set: nothing to link with")
@@ -26,15 +35,19 @@ def test_the_cpu_lane_equals_ggml_bit_for_bit(extent: str, root: Path, tmp_path:
     headers = [f"-I{root / 'src' / 'hotexperts'}", "-isystem", str(root / "vendor" / "llama.cpp" / "ggml" / "include")]
     linked = [f"-L{libraries}", "-lphx-ggml-cpu", "-lphx-ggml", "-lphx-ggml-base", f"-Wl,-rpath,{libraries}"]
     flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", *headers]
+    flags += sanitizer_flags(sanitizer, tmp_path)
     compiler = os.environ.get("CXX", "c++")
     subprocess.run([compiler, *flags, *map(str, sources), "-o", str(program), *linked], check=True)
-    run = subprocess.run([program, extent], capture_output=True, text=True, timeout=600)
+    env = {**os.environ, **OPTIONS}
+    run = subprocess.run([program, extent], capture_output=True, text=True, env=env, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr
-    *types, dots, conversions, last = run.stdout.splitlines()
+    *types, kernels, dots, conversions, last = run.stdout.splitlines()
     assert set(types) >= (COMMON if extent == "quick" else COMMON | SLOW_TO_QUANTISE)
     word, n_types, _, rows, _ = last.split()
     assert word == "ok"
     assert int(n_types) == len(types)
     assert int(rows) > 3000
-    assert int(dots.split()[1]) > 3000 or "avx2" not in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    assert int(conversions.split()[1]) == 5 * 3000
+    assert int(conversions.split()[1]) == 6000
+    if "avx2" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+        assert set(kernels.split()[1:]) == {"q4_0", "mxfp4", "q4_K", "q5_K", "q8_0"}
+        assert int(dots.split()[1]) > 20000

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from sanitizers import OPTIONS, sanitizer_flags
 
 from pyhotexperts import _ffi
 
@@ -19,12 +20,6 @@ def test_slots_hold_what_the_tables_say(sanitizer: str, root: Path, tmp_path: Pa
     if not (libraries / "libphx-ggml-cpu.so").exists():
         pytest.skip("this build has one CPU backend per instruction set: nothing to link with")
     compiler = os.environ.get("CXX", "c++")
-    probe = tmp_path / "probe.cpp"
-    probe.write_text("int main() {}")
-    has_sanitizer = (
-        subprocess.run([compiler, f"-fsanitize={sanitizer}", probe, "-o", tmp_path / "probe"]).returncode == 0
-    )
-    flags = [f"-fsanitize={sanitizer}"] if has_sanitizer else []
     program = tmp_path / "hot_cache_test"
     ours, ggml = root / "src" / "hotexperts", root / "vendor" / "llama.cpp" / "ggml"
     sources = [root / "tests" / "native" / "hot_cache_test.cpp", *(ours / f"{name}.cpp" for name in SOURCES)]
@@ -32,10 +27,10 @@ def test_slots_hold_what_the_tables_say(sanitizer: str, root: Path, tmp_path: Pa
     for folder in ("include", "src"):
         headers += ["-isystem", str(ggml / folder)]
     linked = [f"-L{libraries}", "-lphx-ggml-cpu", "-lphx-ggml", "-lphx-ggml-base", f"-Wl,-rpath,{libraries}"]
-    flags += ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Wno-unused-function", "-pthread", *headers]
+    flags = [*sanitizer_flags(sanitizer, tmp_path), "-std=c++17", "-O1", "-g", "-pthread", *headers]
+    flags += ["-Wall", "-Wextra", "-Wno-unused-function"]
     subprocess.run([compiler, *flags, *map(str, sources), "-o", str(program), *linked], check=True)
-    env = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"}
-    run = subprocess.run([program], capture_output=True, text=True, env=env, timeout=300)
+    run = subprocess.run([program], capture_output=True, text=True, env={**os.environ, **OPTIONS}, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
     word, reads, _ = run.stdout.split()
     assert word == "ok"
