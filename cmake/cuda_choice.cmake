@@ -6,10 +6,11 @@
 #
 # CMAKE_CUDA_ARCHITECTURES chooses other GPUs than the one found, PHX_CUDA_FALLBACK_ARCHITECTURES what to build for
 # when none is found.
-# Sets PHX_CUDA, PHX_CUDA_BUILT (for `pyhotexperts info`), PHX_CUDA_RPATH.
+# Sets PHX_CUDA, PHX_CUDA_BUILT and PHX_CUDA_LEFT_OUT (for `pyhotexperts info`), PHX_CUDA_RPATH.
 
 set(PHX_CUDA OFF)
 set(PHX_CUDA_BUILT "")
+set(PHX_CUDA_LEFT_OUT "")
 set(PHX_CUDA_RPATH "$ORIGIN/../../nvidia/cu13/lib")  # the libraries of the extra [cuda13]
 
 find_program(PHX_NVCC nvcc HINTS "${CUDAToolkit_ROOT}/bin" ENV CUDA_PATH ENV CUDA_HOME PATH_SUFFIXES bin
@@ -36,11 +37,18 @@ if(DEFINED CACHE{GGML_CUDA} OR DEFINED GGML_CUDA)
             "GGML_CUDA=ON, but there is no CUDA compiler (nvcc). Install the CUDA toolkit (12.8 or newer) and put its "
             "bin folder on PATH, or set CUDAToolkit_ROOT; or leave GGML_CUDA out to build for the CPU alone.")
     endif()
+    if(NOT PHX_CUDA)
+        set(PHX_CUDA_LEFT_OUT "it was built with GGML_CUDA=OFF")
+    endif()
 elseif(PHX_NVCC AND gpu_archs)
     set(PHX_CUDA ON)
 elseif(PHX_NVCC)
+    set(PHX_CUDA_LEFT_OUT "no NVIDIA GPU was found while building")
     message(STATUS "CUDA toolkit found, but no NVIDIA GPU: building for the CPU alone (GGML_CUDA=ON forces CUDA)")
-elseif(gpu_archs)
+elseif(NOT gpu_archs)
+    set(PHX_CUDA_LEFT_OUT "neither a CUDA toolkit (nvcc) nor an NVIDIA GPU was found while building")
+else()
+    set(PHX_CUDA_LEFT_OUT "no CUDA toolkit (nvcc) was found while building")
     message(WARNING "An NVIDIA GPU was found, but no CUDA toolkit (nvcc): building for the CPU alone. "
                     "Install the CUDA toolkit and build again to use the GPU.")
 endif()

@@ -21,6 +21,7 @@
 #include <cstring>
 #include <random>
 #include <string>
+#include <strings.h>
 #include <thread>
 #include <vector>
 
@@ -193,7 +194,7 @@ static double ggml_rate(const layers & l, int32_t n_rows, int n_threads) {
 static ggml_type type_of(const char * name) {
     for (int t = 0; t < GGML_TYPE_COUNT; t++) {
         const char * other = ggml_type_name(ggml_type(t));
-        if (other && strcmp(other, name) == 0 && ggml_get_type_traits_cpu(ggml_type(t))->vec_dot) {
+        if (other && strcasecmp(other, name) == 0 && ggml_get_type_traits_cpu(ggml_type(t))->vec_dot) {
             return ggml_type(t);
         }
     }
@@ -212,7 +213,7 @@ int main(int argc, char ** argv) {
     for (int i = 3; i < argc; i++) {
         types.push_back(type_of(argv[i]));
         if (types.back() == GGML_TYPE_COUNT) {
-            fprintf(stderr, "cpu_lane: the CPU has no kernel for a type %s\n", argv[i]);
+            fprintf(stderr, "there is no type %s that the CPU lane computes\n", argv[i]);
             return 2;
         }
     }

@@ -41,9 +41,12 @@ def compile_program(folder: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-t", "--threads", type=int, nargs="+", default=[machine.default_threads()], metavar="N")
-    parser.add_argument("--pages", nargs="+", choices=("4k", "huge"), default=["4k", "huge"])
-    parser.add_argument("--types", nargs="+", default=TYPES, help="of weights", metavar="TYPE")
+    threads = machine.default_threads()
+    help_threads = f"default: the physical cores, here {threads}"
+    parser.add_argument("-t", "--threads", type=int, nargs="+", default=[threads], metavar="N", help=help_threads)
+    parser.add_argument("--pages", nargs="+", choices=("4k", "huge"), default=["4k", "huge"], help="default: both")
+    help_types = f"of weights, as ggml names them; default: {' '.join(TYPES)}; each takes some 20 s"
+    parser.add_argument("--types", nargs="+", default=TYPES, metavar="TYPE", help=help_types)
     a = parser.parse_args()
     if not all(1 <= t <= machine.MAX_THREADS for t in a.threads):
         parser.error(f"--threads must be from 1 to {machine.MAX_THREADS}")

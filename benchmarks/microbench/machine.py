@@ -90,6 +90,8 @@ def main() -> None:
     commands = {"bandwidth": arguments} if bandwidths else {}
     if "handover" in a.parts:
         commands["handover"] = [str(a.round_trips), *map(str, HAND_OVER_BYTES)]
+    if not machine.has_gpu():
+        sys.exit(f"it measures copies to a GPU, and there is none: {machine.no_gpu_reason()}")
     origin = provenance()
     with tempfile.TemporaryDirectory() as folder:
         compile_programs(list(commands), folder, a.arch)

@@ -409,7 +409,7 @@ int phx_context_new(phx_model * model, const phx_context_params * params, phx_co
         }
         const auto pooling = llama_pooling_type(ctx->llama);
         if (params->embeddings && (pooling == LLAMA_POOLING_TYPE_NONE || pooling == LLAMA_POOLING_TYPE_RANK)) {
-            throw phx::error(PHX_ERR_UNSUPPORTED, "the model was not made to give embeddings: its file names no pooling of its tokens");
+            throw phx::error(PHX_ERR_UNSUPPORTED, "this model gives no embeddings: its file names no pooling of its tokens");
         }
         ctx->past.resize(llama_n_seq_max(ctx->llama));
         *out = ctx.release();

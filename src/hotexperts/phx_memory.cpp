@@ -99,6 +99,7 @@ size_t phx_build_info(char * buf, size_t cap) {
         { "compiler", PHX_COMPILER },
         { "cpu_built", PHX_CPU_BUILT },
         { "cuda_built", PHX_CUDA_BUILT },
+        { "cuda_left_out_because", PHX_CUDA_LEFT_OUT },
         { "cuda_inactive_reason", cuda_reason },
         { "system_info", llama_print_system_info() },
     };

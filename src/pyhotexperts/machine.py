@@ -50,8 +50,8 @@ def build_info() -> dict[str, Any]:
     """What this package was built from and how, and which compute backends were loaded: values that JSON can hold.
 
     Keys: version, python, platform, llama_cpp_commit, llama_cpp_version, llama_cpp_origin, patch_hash (sha256 of the
-    patch queue), build_type, compiler, cpu_built, cuda_built ("" = without CUDA), cuda_inactive_reason ("" = it is
-    active), system_info, backends.
+    patch queue), build_type, compiler, cpu_built, cuda_built ("" = without CUDA), cuda_left_out_because,
+    cuda_inactive_reason ("" = it is active), system_info, backends.
     """
     return {
         "version": version("pyhotexperts"),
@@ -70,7 +70,8 @@ def no_gpu_reason() -> str:
     """Why this process can use no GPU."""
     build = _ffi.build_info()
     if not build["cuda_built"]:
-        return "this build has no CUDA backend (to build one: pip install with -C cmake.define.GGML_CUDA=ON)"
+        why = build["cuda_left_out_because"]
+        return f"this build has no CUDA backend, {why} (to build one: pip install with -C cmake.define.GGML_CUDA=ON)"
     return str(build["cuda_inactive_reason"]) or "no device was found"
 
 

@@ -69,7 +69,7 @@ def simulate_cache(
     routing
         What `Model.record_routing` recorded.
     slots
-        Experts that fit into VRAM, per layer.
+        Experts that fit into VRAM, per layer; more than there are = all.
     policy
         "lru": used last; "decay": uses, each worth half as much `half_life` tokens later; "window": uses in the last
         `rebalance_interval` tokens, looked at so often; "static": the scores of `profile`; "frozen": nothing moves.
@@ -97,7 +97,7 @@ def simulate_cache(
     ffi = _ffi.ffi
     params = ffi.new("phx_simulation_params *")
     params.policy = getattr(_ffi.lib, POLICIES[choice("policy", policy, POLICIES)])
-    params.n_slots = integer("slots", slots, 0, routing.n_expert)
+    params.n_slots = min(integer("slots", slots, 0, 2**31 - 1), routing.n_expert)
     params.interval = integer("rebalance_interval", rebalance_interval, 1, 2**31 - 1)
     params.half_life = real("half_life", half_life, 0.01, 1e9)
     params.hysteresis = real("hysteresis", hysteresis, 0, 1e9)

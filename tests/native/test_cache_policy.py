@@ -218,7 +218,7 @@ def test_hit_rates_of_the_recorded_trace(texts: Any) -> None:
     ("options", "word"),
     [
         ({"slots": -1}, "slots"),
-        ({"slots": N_EXPERT + 1}, "slots"),
+        ({"slots": 4.5}, "slots"),
         ({"slots": 4, "policy": "oracle"}, "policy"),
         ({"slots": 4, "uploads_per_step": -2}, "uploads_per_step"),
         ({"slots": 4, "policy": "static", "profile": "abc"}, "profile"),
@@ -235,6 +235,12 @@ def test_hit_rates_of_the_recorded_trace(texts: Any) -> None:
 def test_bad_parameters_are_named(options: dict[str, Any], word: str) -> None:
     with pytest.raises(phx.ConfigError, match=word):
         phx.simulate_cache(routing_of([[0, 1, 2]]), **options)
+
+
+def test_more_slots_than_experts_are_all_of_them() -> None:
+    routing = routing_of([[0, 1, 2], [2, 3, 4], [0, 3, 4]])
+    everything = phx.simulate_cache(routing, slots=N_EXPERT)
+    assert phx.simulate_cache(routing, slots=10 * N_EXPERT).hit_rate == everything.hit_rate
 
 
 def test_routing_with_impossible_experts_is_refused() -> None:

@@ -184,6 +184,11 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         (("bench", "--hf-repo=a/b"), "bench takes no --hf-repo: give the file of a model with -m"),
         (("bench", "-hff", "a"), "bench takes no -hff: give the file of a model with -m"),
         (("info", "-hf", "a/b"), "info takes no -hf: it needs no model"),
+        (("generate", "-sm", "row"), "there is no flag -sm; see `pyhotexperts generate --help`"),
+        (("generate", "-p", "a", "-no-cnv"), "there is no flag -no-cnv: `pyhotexperts generate` continues"),
+        (("chat", "-ot", "exps=CPU"), "there is no flag -ot: --offload and -ncmoe say where experts go"),
+        (("generate", "-pOnce"), "there is no flag -pOnce"),
+        (("-V",), "see `pyhotexperts --help`"),
     ],
 )
 def test_wrong_usage_names_the_commands_help(arguments: tuple[str, ...], message: str) -> None:

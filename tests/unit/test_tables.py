@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -239,3 +240,16 @@ def test_plots_are_drawn_from_the_same_rows(tables: ModuleType, tmp_path: Path) 
     tables.draw(comparison("30b.gguf", 0.005, 8 * GIB), tmp_path / "plots")
     assert (tmp_path / "plots" / "30b.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "plots" / "122b.png").exists()
+
+
+def test_the_readme_quotes_results(tables: ModuleType) -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "README.md").read_text(encoding="utf-8")
+    table = [row for row in cells(text) if len(row) == 5 and re.fullmatch(r"[\d.]+", row[3])]
+    assert len(table) > 8
+    rows = [row for run in tables.runs_of(tables.read_lines(root / "benchmarks" / "results")) for row in run]
+    generated = {(f"{row['median_ts']:.1f}", f"{row['vram_peak_mib'] / 1024:.1f}") for row in rows if row["n_gen"]}
+    prompts = {f"{row['median_ts']:.0f}" for row in rows if row["n_prompt"] == 512}
+    for row in table:
+        assert (row[3], row[2]) in generated
+        assert set(re.findall(r"\d+", row[4])) <= prompts

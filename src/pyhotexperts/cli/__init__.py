@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import logging
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,18 +18,38 @@ from pyhotexperts.errors import ConfigError, PyHotExpertsError
 
 logger = logging.getLogger("pyhotexperts")
 
+# Flags of llama.cpp that are not ours, and what to do instead.
+INSTEAD = {
+    "-ot": ": --offload and -ncmoe say where experts go",
+    "-cnv": ": `pyhotexperts chat` is for conversations",
+    "-no-cnv": ": `pyhotexperts generate` continues a prompt without a template",
+    "-sys": ": `pyhotexperts chat` takes it",
+}
+
 INTERRUPTED = 130  # the shell's exit status for Ctrl-C
 
 
 class Parser(argparse.ArgumentParser):
     """As argparse's, but a mistake is told in one line, which names the help of the command that it is about."""
 
-    def parse_known_args(self, *args: Any, **more: Any) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's, but what a command does not know is an error of this command."""
-        arguments, unknown = super().parse_known_args(*args, **more)
+        self.refuse_unknown_words(sys.argv[1:] if args is None else args)
+        arguments, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return arguments, unknown
+
+    def refuse_unknown_words(self, args: Sequence[str]) -> None:
+        """Say that there is no flag such as -sm, which argparse would take for -s with the value m."""
+        for word in args:
+            if word == "--" or (self._subparsers and not word.startswith("-")):
+                break  # what follows are no flags, or another command's
+            if not re.fullmatch(r"-[A-Za-z][A-Za-z-]+", word) or word in self._option_string_actions:
+                continue
+            short = self._option_string_actions.get(word[:2])
+            if short is None or short.nargs != 0:  # -vv is -v -v
+                self.error(f"there is no flag {word}{INSTEAD.get(word, '')}")
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and end."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pyhotexperts.cli import generate, options
+from pyhotexperts import machine
+from pyhotexperts.cli import competition, generate, options
 from pyhotexperts.cli.watch import Watch
 from pyhotexperts.model import Model
 from pyhotexperts.results import Generation, Routing
@@ -41,12 +42,18 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     with options.load_model(arguments) as model:
         info = model.info
         where = "the GPU is used" if any(m.is_gpu and m.needed for m in model.memory) else "no GPU is used"
+        if not machine.has_gpu():
+            where += f": {machine.no_gpu_reason()}"
         print(f"{model.path}\n{info.architecture}, {info.n_params / 1e6:.1f} million parameters, {where}")
         print(f"Each text begins with a prompt, between » and «, and stops after {MAX_TOKENS} tokens at the latest.")
         model.generate([0], max_tokens=2)  # the first pass is slower: it is not measured
+        before = competition.times()
         results, routings = watched(model, view) if view else printed(model)
+        word = competition.hint(before, competition.times(), arguments.threads or machine.default_threads())
         print("-" * 72)
         print("\n".join(speed_table(results)))
+        if word:
+            print(f"({word})")
         if routings:
             print()
             print("\n".join(expert_table(routings)))

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pyhotexperts import machine
 from pyhotexperts.cache import CacheStatus
-from pyhotexperts.cli import options
+from pyhotexperts.cli import competition, options
 from pyhotexperts.errors import ConfigError
 from pyhotexperts.generation import Stream
 from pyhotexperts.results import Generation
@@ -35,9 +36,12 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         stream = model.stream(prompt, **options.text_options_of(arguments))
         if not arguments.no_display_prompt:
             sys.stdout.write(prompt)
+        before = competition.times()
         result = show(stream)
+        word = competition.hint(before, competition.times(), arguments.threads or machine.default_threads())
         if sys.stderr is not None:
             print(speeds(result, model.cache.status), file=sys.stderr)
+            print(f"[{word}]", file=sys.stderr) if word else None
 
 
 def read_prompt(arguments: argparse.Namespace) -> str:
@@ -80,9 +84,11 @@ def speeds(result: Generation, cache: CacheStatus) -> str:
     why: str = result.finish_reason if result.finish_reason == "length" else "the text's end"
     if result.stop_string is not None:
         why = f"{result.stop_string!r}"
+    # the first token belongs to the prompt's time
+    speed = f", {result.generation_speed:.1f} tokens/s" if len(result.tokens) > 1 else ""
     return (
         f"[prompt {result.n_prompt_tokens} tokens, {result.prompt_speed:.1f} tokens/s | "
-        f"generated {len(result.tokens)} tokens, {result.generation_speed:.1f} tokens/s | "
+        f"generated {len(result.tokens)} tokens{speed} | "
         f"stopped by {why}{about(cache)}]"
     )
 

@@ -412,7 +412,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         "--escape",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="take \\n, \\t, \\r, \\', \\\", \\\\ and \\xHH in texts of flags for what they stand for; default",
+        help="take \\n, \\t, \\r, \\', \\\", \\\\ and \\xHH in texts of flags for what they stand for (on by default)",
     )
     g.add_argument(
         "-r", "--reverse-prompt", action="append", default=[], metavar="TEXT", help="stop at this text; may be repeated"
