@@ -37,22 +37,18 @@ def find_nvcc() -> str:
     found = os.environ.get("NVCC") or shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if not found:
         sys.exit("there is no CUDA compiler (nvcc): install the CUDA toolkit, or set NVCC to its path")
+    if not shutil.which(found):
+        sys.exit(f"cannot run the CUDA compiler {found}: set NVCC to its path")
     return found
 
 
-def compile_programs(names: list[str], folder: str, arch: str) -> None:
+def compile_programs(nvcc: str, names: list[str], folder: str, arch: str) -> None:
     """Build the programs into a folder, all at a time."""
-    nvcc = find_nvcc()
     flags = [nvcc, "-std=c++17", "-O3", f"-arch={arch}", "-Xcompiler", "-march=native,-pthread"]
-    try:
-        running = {
-            name: subprocess.Popen(
-                [*flags, *(str(HERE / source) for source in PROGRAMS[name]), "-o", f"{folder}/{name}"]
-            )
-            for name in names
-        }
-    except OSError as e:
-        sys.exit(f"cannot run {nvcc}: {e.strerror}")
+    running = {
+        name: subprocess.Popen([*flags, *(str(HERE / source) for source in PROGRAMS[name]), "-o", f"{folder}/{name}"])
+        for name in names
+    }
     failed = [name for name, process in running.items() if process.wait()]
     if failed:
         sys.exit(f"nvcc could not compile {', '.join(failed)} (see above); --arch names another GPU architecture")
@@ -90,11 +86,12 @@ def main() -> None:
     commands = {"bandwidth": arguments} if bandwidths else {}
     if "handover" in a.parts:
         commands["handover"] = [str(a.round_trips), *map(str, HAND_OVER_BYTES)]
-    if not machine.has_gpu():
-        sys.exit(f"it measures copies to a GPU, and there is none: {machine.no_gpu_reason()}")
+    nvcc = find_nvcc()
+    if set(a.parts) != {"reads"} and not machine.has_gpu():
+        sys.exit(f"all parts but reads need a GPU, and this process can use none: {machine.no_gpu_reason()}")
     origin = provenance()
     with tempfile.TemporaryDirectory() as folder:
-        compile_programs(list(commands), folder, a.arch)
+        compile_programs(nvcc, list(commands), folder, a.arch)
         for name, given in commands.items():
             with subprocess.Popen([f"{folder}/{name}", *given], stdout=subprocess.PIPE, text=True) as process:
                 assert process.stdout is not None

@@ -5,10 +5,11 @@
 Cold bytes of a token are what it reads of experts in RAM: (1 - hit rate) x their bytes, from the sizes of the model's
 own tensors. The bandwidth is measured by code that is not the engine's: benchmarks/microbench/machine.py.
 
-The GPU part is the token time of `full_gpu` in the same comparison. Where that has none (the model
-does not fit, or nobody asked for it), it is predicted from the layers: a line over the bytes of experts in RAM is fitted by least squares to the token times of the best `layers`
-rows (of all budgets) and of the best `cpu_experts` row, and its value at no bytes is the GPU part. The rows' errors are
-magnified by that as far as zero is from them: a prediction from few layers on the GPU is a rough one.
+The GPU part is the token time of `full_gpu` in the same comparison. Where that has none (the model does not fit, or
+nobody asked for it), it is predicted from the layers: a line over the bytes of experts in RAM is fitted by least
+squares to the token times of the best `layers` rows (of all budgets) and of the best `cpu_experts` row, and its value
+at no bytes is the GPU part. The errors of rows are magnified by that as far as zero is from them: a prediction from few
+layers on the GPU is a rough one.
 """
 
 from __future__ import annotations
