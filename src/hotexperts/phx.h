@@ -270,15 +270,16 @@ enum phx_cache_policy {
     PHX_POLICY_DECAY = 1,
     PHX_POLICY_WINDOW = 2,
     PHX_POLICY_FIXED = 3,
-    PHX_POLICY_FROZEN = 4
+    PHX_POLICY_FROZEN = 4,
+    PHX_POLICY_MARKOV = 5
 };
 
 typedef struct {
     int32_t n_slots;             // per layer, at most; 0 = every expert is computed by the CPU
-    int32_t policy;              // enum phx_cache_policy: lru, decay or window
+    int32_t policy;              // enum phx_cache_policy: lru, decay, markov or window
     int32_t interval;            // window: tokens
-    double half_life;            // decay: tokens
-    double hysteresis;           // decay: share by which a newcomer's score must exceed the victim's
+    double half_life;            // decay, markov: tokens
+    double hysteresis;           // decay, markov: share by which a newcomer's score must exceed the victim's
     int32_t uploads_per_step;    // per layer and token, -1 = no limit
     int32_t max_fetches;         // experts that the GPU fetches itself, per layer and step; -1 = by the number of slots
     int32_t bypass_tokens;       // batches of so many tokens or more are streamed

@@ -198,7 +198,7 @@ int phx_cache_start(phx_model * model, const phx_cache_config * config) {
         phx::require(config->n_slots >= 0 && config->interval >= 1 && config->half_life > 0 && config->hysteresis >= 0 &&
                          config->uploads_per_step >= -1 && config->max_fetches >= -1 && config->bypass_tokens >= 1 && config->n_threads >= 1 && config->lane_timeout_ms >= 1,
                      "a parameter of the cache is out of range");
-        phx::require(config->policy >= PHX_POLICY_LRU && config->policy <= PHX_POLICY_FROZEN && config->policy != PHX_POLICY_FIXED,
+        phx::require(config->policy >= PHX_POLICY_LRU && config->policy <= PHX_POLICY_MARKOV && config->policy != PHX_POLICY_FIXED,
                      "the cache does not have this policy");
         const hx::api * api = phx::hot_api();
         if (!api) {

@@ -8,6 +8,12 @@
 
 namespace hx {
 
+namespace {
+
+constexpr double LIKELY = 10.0;  // uses of now that an expert is worth which is sure to be next
+
+}  // namespace
+
 layer_policy::layer_policy(const policy_config & policy, int32_t n_expert, std::vector<double> profile) : config(policy) {
     if (n_expert < 1 || config.interval < 1 || !(config.half_life > 0) || !(config.hysteresis >= 0) || config.max_uploads < -1) {
         throw std::logic_error("a cache policy's parameter is out of range");
@@ -17,6 +23,10 @@ layer_policy::layer_policy(const policy_config & policy, int32_t n_expert, std::
         throw std::logic_error("a profile has one score for each expert, and belongs to the fixed policy");
     }
     score = is_fixed ? std::move(profile) : std::vector<double>(size_t(n_expert), 0.0);
+    if (config.kind == policy_kind::markov) {
+        heat = score;
+        chain = std::make_unique<transitions>(n_expert);
+    }
     last_use.assign(size_t(n_expert), 0);
     used_in_step.assign(size_t(n_expert), 0);
     count.assign(size_t(n_expert), 0);
@@ -24,9 +34,11 @@ layer_policy::layer_policy(const policy_config & policy, int32_t n_expert, std::
 
 void layer_policy::observe(const uint16_t * experts, int32_t top_k, bool first_of_step) {
     step += first_of_step || step == 0;
-    if (config.kind == policy_kind::decay) {
+    const bool is_markov = config.kind == policy_kind::markov;
+    std::vector<double> & decaying = is_markov ? heat : score;
+    if (is_markov || config.kind == policy_kind::decay) {
         const double keep = std::exp2(-1.0 / config.half_life);
-        for (double & s : score) {
+        for (double & s : decaying) {
             s *= keep;
         }
     }
@@ -34,11 +46,16 @@ void layer_policy::observe(const uint16_t * experts, int32_t top_k, bool first_o
         const size_t e = experts[rank];
         last_use.at(e) = ++uses;
         used_in_step[e] = step;
-        if (config.kind == policy_kind::decay) {
-            score[e] += 1.0;
+        if (is_markov || config.kind == policy_kind::decay) {
+            decaying[e] += 1.0;
         } else if (config.kind == policy_kind::lru) {
             score[e] = double(uses);
         }
+    }
+    if (is_markov) {
+        chain->observe(experts, top_k);
+        score = heat;
+        chain->add_likely(LIKELY, score);
     }
     if (config.kind == policy_kind::window) {
         for (int32_t rank = 0; rank < top_k; rank++) {
@@ -72,7 +89,8 @@ bool layer_policy::may_evict(int32_t expert) const {
 }
 
 bool layer_policy::may_replace(int32_t expert, int32_t victim) const {
-    const double margin = config.kind == policy_kind::decay ? 1.0 + config.hysteresis : 1.0;
+    const bool has_margin = config.kind == policy_kind::decay || config.kind == policy_kind::markov;
+    const double margin = has_margin ? 1.0 + config.hysteresis : 1.0;
     return score[size_t(expert)] > score[size_t(victim)] * margin;
 }
 

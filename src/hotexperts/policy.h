@@ -6,26 +6,29 @@
 // to date:
 //   lru      when the expert was used last
 //   decay    uses, each worth half as much `half_life` tokens later
+//   markov   as decay, and how likely the expert is for the next token, from what followed this token's experts before
 //   window   uses in the last `interval` tokens, looked at every `interval` tokens (the reference implementation's policy)
 //   fixed    scores given once (a saved profile)
 //   frozen   nothing ever moves
 #pragma once
 
 #include "slots.h"
+#include "transitions.h"
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <vector>
 
 namespace hx {
 
-enum class policy_kind { lru = 0, decay = 1, window = 2, fixed = 3, frozen = 4 };
+enum class policy_kind { lru = 0, decay = 1, window = 2, fixed = 3, frozen = 4, markov = 5 };
 
 struct policy_config {
     policy_kind kind = policy_kind::decay;
     int32_t interval = 60;      // window: tokens
-    double half_life = 12;      // decay: tokens
-    double hysteresis = 0.25;   // decay: a newcomer's score must exceed the victim's by this share
+    double half_life = 12;      // decay, markov: tokens
+    double hysteresis = 0.25;   // decay, markov: a newcomer's score must exceed the victim's by this share
     int32_t max_uploads = 2;    // planned for each token, -1 = no limit
 };
 
@@ -59,6 +62,8 @@ class layer_policy {
 
     policy_config config;
     std::vector<double> score;
+    std::vector<double> heat;             // markov: the score of decay
+    std::unique_ptr<transitions> chain;   // markov
     std::vector<uint64_t> last_use;       // 0 = never; later uses are larger, and a better rank counts as later
     std::vector<uint64_t> used_in_step;   // number of the last step that used the expert
     std::vector<int32_t> count;           // window: uses by the tokens in `recent`

@@ -10,7 +10,7 @@ int phx_cache_simulate(const phx_simulation_params * params, const uint16_t * ex
     return phx::guarded([&] {
         phx::require(params && experts && hits && uploads, "a required argument is NULL");
         phx::require(n_tokens >= 0 && n_layers >= 0 && top_k >= 1 && n_expert >= 1, "a dimension is out of range");
-        phx::require(params->policy >= PHX_POLICY_LRU && params->policy <= PHX_POLICY_FROZEN, "there is no such policy");
+        phx::require(params->policy >= PHX_POLICY_LRU && params->policy <= PHX_POLICY_MARKOV, "there is no such policy");
         phx::require(params->n_slots >= 0 && params->n_slots <= n_expert, "more slots than experts");
         const bool is_fixed = params->policy == PHX_POLICY_FIXED;
         phx::require(is_fixed == (profile != nullptr), "a profile belongs to the fixed policy, and only to that");

@@ -229,9 +229,7 @@ def start(model: Any, offload: HotExperts, slots: int, n_threads: int, **test: i
     """Start the native cache of a loaded model. `test`: the native configuration's fields for tests."""
     config = _ffi.ffi.new("phx_cache_config *")
     config.n_slots = slots
-    config.policy = {"lru": _ffi.lib.PHX_POLICY_LRU, "decay": _ffi.lib.PHX_POLICY_DECAY}.get(
-        offload.policy, _ffi.lib.PHX_POLICY_WINDOW
-    )
+    config.policy = getattr(_ffi.lib, f"PHX_POLICY_{offload.policy.upper()}")
     config.interval = offload.rebalance_interval
     config.half_life = offload.half_life
     config.hysteresis = offload.hysteresis

@@ -14,7 +14,7 @@ from typing import Any
 from pyhotexperts.errors import ConfigError
 from pyhotexperts.validation import boolean, choice, integer, memory_size, real, upload_limit
 
-CACHE_POLICIES = ("decay", "lru", "window")
+CACHE_POLICIES = ("decay", "markov", "lru", "window")
 MAX_FETCHES = 4  # of lane_share.h
 MIN_BUDGET = 256 << 20  # bytes of VRAM: CUDA alone takes as much
 
@@ -157,15 +157,16 @@ def hot_experts(
         Only the experts of the first layers are in RAM and cached, those of the others in VRAM; -1 = of every layer.
     policy
         Which experts get the slots [PYHOTEXPERTS_POLICY]: "decay" (the default: uses, each worth half as much
-        `half_life` tokens later), "lru" (used last), "window" (uses in the last `rebalance_interval` tokens,
+        `half_life` tokens later), "markov" (the same, and what is likely for the next token, from what followed this
+        token's experts before), "lru" (used last), "window" (uses in the last `rebalance_interval` tokens,
         re-examined as often).
     rebalance_interval
         Tokens between rebalances, for "window" [LLAMA_ARG_MOE_HOT_REBALANCE_INTERVAL]. Default: 60.
     half_life
-        Tokens, for "decay" [PYHOTEXPERTS_HALF_LIFE]. Default: 12.
+        Tokens, for "decay" and "markov" [PYHOTEXPERTS_HALF_LIFE]. Default: 12.
     hysteresis
-        Share by which a newcomer's score must exceed the victim's, for "decay" [PYHOTEXPERTS_HYSTERESIS].
-        Default: 0.25.
+        Share by which a newcomer's score must exceed the victim's, for "decay" and "markov"
+        [PYHOTEXPERTS_HYSTERESIS]. Default: 0.25.
     uploads_per_step
         Most experts copied into slots, per layer and token, less those that the GPU fetches
         [PYHOTEXPERTS_UPLOADS_PER_STEP]; -1 = no limit. Default: 2.

@@ -15,6 +15,7 @@ from pyhotexperts.validation import choice, integer, real, upload_limit
 POLICIES = {
     "lru": "PHX_POLICY_LRU",
     "decay": "PHX_POLICY_DECAY",
+    "markov": "PHX_POLICY_MARKOV",
     "window": "PHX_POLICY_WINDOW",
     "static": "PHX_POLICY_FIXED",
     "frozen": "PHX_POLICY_FROZEN",
@@ -71,7 +72,8 @@ def simulate_cache(
     slots
         Experts that fit into VRAM, per layer; more than there are = all.
     policy
-        "lru": used last; "decay": uses, each worth half as much `half_life` tokens later; "window": uses in the last
+        "lru": used last; "decay": uses, each worth half as much `half_life` tokens later; "markov": the same, and what
+        is likely for the next token, from what followed this token's experts before; "window": uses in the last
         `rebalance_interval` tokens, looked at so often; "static": the scores of `profile`; "frozen": nothing moves.
     uploads_per_step
         Most uploads per layer and token, None or -1 = no limit.

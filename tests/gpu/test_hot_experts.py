@@ -184,7 +184,7 @@ def test_deterministic_mode_gives_the_same_bits(ids: list[int]) -> None:
         assert np.array_equal(a, b)
 
 
-@pytest.mark.parametrize("policy", ["decay", "lru", "window"])
+@pytest.mark.parametrize("policy", ["decay", "markov", "lru", "window"])
 def test_hit_rate_is_that_of_the_simulation(ids: list[int], policy: str, report_figure: Callable[[str], None]) -> None:
     with phx.Model(offload=phx.cpu_experts()) as model:
         routing = model.record_routing(ids)

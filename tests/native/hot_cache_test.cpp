@@ -505,7 +505,7 @@ static void set_residency() {
 }
 
 int main() {
-    for (const int32_t policy : { PHX_POLICY_LRU, PHX_POLICY_DECAY, PHX_POLICY_WINDOW }) {
+    for (const int32_t policy : { PHX_POLICY_LRU, PHX_POLICY_DECAY, PHX_POLICY_WINDOW, PHX_POLICY_MARKOV }) {
         one_context(config_of(5, policy), 400);
     }
     phx_cache_config config = config_of(5, PHX_POLICY_LRU);

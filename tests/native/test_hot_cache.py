@@ -11,7 +11,7 @@ from sanitizers import OPTIONS, sanitizer_flags
 
 from pyhotexperts import _ffi
 
-SOURCES = ("hot_cache", "hot_upload", "hot_status", "lane_share", "policy", "slots")
+SOURCES = ("hot_cache", "hot_upload", "hot_status", "lane_share", "policy", "slots", "transitions")
 
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
