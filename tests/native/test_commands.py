@@ -125,7 +125,7 @@ def test_info_as_json_and_as_text() -> None:
         (("bench", "-t", "0"), "--threads must be"),
         (("bench", "-ctk", "f17"), "--cache-type-k must be one of"),
         (("bench", "--vram-budget", "much"), "VRAM budget must be a size"),
-        (("demo", "--moe-hot-policy", "magic"), "--moe-hot-policy (policy) must be one of decay, lru, window"),
+        (("demo", "--moe-hot-policy", "magic"), "--moe-hot-policy (policy) must be one of decay, markov, lru, window"),
     ],
 )
 def test_mistakes_end_with_one_line_and_status_1(arguments: tuple[str, ...], message: str) -> None:
