@@ -10,7 +10,8 @@ namespace hx {
 
 namespace {
 
-constexpr double LIKELY = 10.0;  // uses of now that an expert is worth which is sure to be next
+constexpr double NOTHING = 1e-30;  // a score this small is none: numbers much smaller are slow
+constexpr double LIKELY = 10.0;    // uses of now that an expert is worth which is sure to be next
 
 }  // namespace
 
@@ -39,7 +40,7 @@ void layer_policy::observe(const uint16_t * experts, int32_t top_k, bool first_o
     if (is_markov || config.kind == policy_kind::decay) {
         const double keep = std::exp2(-1.0 / config.half_life);
         for (double & s : decaying) {
-            s *= keep;
+            s = s < NOTHING ? 0.0 : s * keep;
         }
     }
     for (int32_t rank = top_k - 1; rank >= 0; rank--) {

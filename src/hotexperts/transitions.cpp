@@ -7,6 +7,7 @@ namespace {
 
 constexpr float KEEP = 0.99f;   // of a use, with each later one
 constexpr float DOUBT = 1.0f;   // uses that nothing followed
+constexpr float NOTHING = 1e-9f;  // what is left of a use after some 2000 others: numbers much smaller are slow
 
 }  // namespace
 
@@ -17,7 +18,7 @@ void transitions::observe(const uint16_t * experts, int32_t top_k) {
     for (const uint16_t before : last) {
         float * row = &followed[before * n_expert];
         for (size_t e = 0; e < n_expert; e++) {
-            row[e] *= KEEP;
+            row[e] = row[e] < NOTHING ? 0.0f : row[e] * KEEP;
         }
         for (int32_t rank = 0; rank < top_k; rank++) {
             row[experts[rank]] += 1.0f;

@@ -22,6 +22,9 @@ POLICIES = {
 }
 
 
+MAX_MARKOV_EXPERTS = 4096  # of a layer: 64 MiB of counts
+
+
 @dataclass(frozen=True)
 class CacheSimulation:
     """Outcome of a replay, layer by layer.
@@ -80,9 +83,9 @@ def simulate_cache(
     rebalance_interval
         Tokens, for "window".
     half_life
-        Tokens, for "decay".
+        Tokens, for "decay" and "markov".
     hysteresis
-        Share by which a newcomer's score must exceed the victim's, for "decay".
+        Share by which a newcomer's score must exceed the victim's, for "decay" and "markov".
     profile
         float64[n_layers, n_expert] scores for "static", such as `Routing.counts` of another text.
 
@@ -95,6 +98,11 @@ def simulate_cache(
         raise ConfigError(f"routing must be what Model.record_routing returns, not {type(routing).__name__}")
     if routing.experts.ndim != 3 or not 1 <= routing.n_expert <= 65_536:
         raise ConfigError("routing must have experts of shape [n_tokens, n_layers, top_k], of 1 to 65536 experts")
+    if policy == "markov" and routing.n_expert > MAX_MARKOV_EXPERTS:
+        raise ConfigError(
+            f'the policy "markov" counts for each pair of experts, so it takes layers of at most {MAX_MARKOV_EXPERTS}, '
+            f"and the routing has {routing.n_expert}: take another policy"
+        )
     n_tokens, n_layers, top_k = routing.experts.shape
     ffi = _ffi.ffi
     params = ffi.new("phx_simulation_params *")

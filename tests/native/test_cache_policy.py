@@ -214,6 +214,19 @@ def test_markov_brings_what_comes_next() -> None:
     assert phx.simulate_cache(routing, policy="markov", **options).hit_rate > 0.9
 
 
+def test_markov_forgets_as_its_rules_say() -> None:
+    tokens = random_tokens(350, seed=3)
+    reference = Reference("markov", 5, 1, 60, 12, 0.25)
+    expected = [reference.step(token, {}) for token in tokens]
+    result = phx.simulate_cache(routing_of(tokens), slots=5, policy="markov", uploads_per_step=1)
+    assert (result.hits[0], result.uploads[0]) == tuple(np.sum(expected, axis=0))
+
+
+def test_markov_takes_no_more_experts_than_fit() -> None:
+    with pytest.raises(phx.ConfigError, match="layers of at most 4096"):
+        phx.simulate_cache(routing_of([[0, 1, 2]], n_expert=5000), slots=4, policy="markov")
+
+
 def test_markov_hits_more_of_real_routing(texts: Any) -> None:
     """In each domain of the recorded trace, with at most a tenth more uploads than decay."""
     trace = np.load(texts / "trace.npz")

@@ -23,7 +23,7 @@ def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_of_two_processors_is_taken() -> None:
-    text = hint(START, after(1.0, 2.0, 1.0), n_threads=2)
+    text = hint(START, after(2.0, 4.0, 2.0), n_threads=2)
     assert text is not None
     assert "1.0 of 2 processors" in text
     assert "-t 1 may be many times faster" in text
@@ -33,9 +33,9 @@ def test_one_of_two_processors_is_taken() -> None:
     ("later", "n_threads"),
     [
         (after(1.0, 2.0, 2.0), 2),  # nobody else
-        (after(1.0, 1.1, 1.0), 2),  # hardly anybody
+        (after(1.0, 1.2, 1.0), 2),  # hardly anybody
         (after(1.0, 2.0, 1.0), 1),  # there is one for each thread
-        (after(0.05, 0.1, 0.05), 2),  # too short to tell
+        (after(0.09, 0.18, 0.09), 2),  # too short to tell
         (None, 2),
     ],
 )
@@ -49,6 +49,15 @@ def test_one_thread_cannot_become_fewer() -> None:
     assert "-t" not in text
 
 
+def test_little_of_many_processors_is_not_worth_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    assert hint(START, after(1.0, 63.8, 63.0), n_threads=64) is None
+    text = hint(START, after(1.0, 64.0, 49.4), n_threads=64)
+    assert text is not None
+    assert "14.6 of 64 processors" in text
+    assert "-t 49 may" in text
+
+
 def test_what_the_system_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stat = tmp_path / "stat"
     line = "cpu{} 100 20 30 5000 7 3 2 5 0 0"
@@ -56,6 +65,8 @@ def test_what_the_system_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(competition, "PROC_STAT", stat)
     now = competition.times()
     assert now is not None
+    mine = os.times()
+    assert 0 < now.own <= mine.user + mine.system < now.own + 1
     assert now.busy == pytest.approx(2 * 160 / os.sysconf("SC_CLK_TCK"))  # not processor 2, not idle or waiting
     stat.write_text("cpu0 1 2\n")
     assert competition.times() is None

@@ -45,11 +45,13 @@ class Parser(argparse.ArgumentParser):
         for word in args:
             if word == "--" or (self._subparsers and not word.startswith("-")):
                 break  # what follows are no flags, or another command's
-            if not re.fullmatch(r"-[A-Za-z][A-Za-z-]+", word) or word in self._option_string_actions:
+            name = word.split("=")[0]
+            if not re.match(r"-[A-Za-z][A-Za-z-]", word) or name in self._option_string_actions:
                 continue
             short = self._option_string_actions.get(word[:2])
             if short is None or short.nargs != 0:  # -vv is -v -v
-                self.error(f"there is no flag {word}{INSTEAD.get(word, '')}")
+                apart = f"; is it {word[:2]} {word[2:]}?" if short and name not in INSTEAD else ""
+                self.error(f"there is no flag {name}{INSTEAD.get(name, '')}{apart}")
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and end."""

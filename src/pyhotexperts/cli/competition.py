@@ -10,6 +10,7 @@ from pathlib import Path
 PROC_STAT = Path("/proc/stat")
 SHORTEST = 0.1  # seconds: the system counts in hundredths
 WORTH_A_WORD = 0.25  # processors
+WORTH_A_WORD_SHARE = 0.05  # of all, where there are many
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ def hint(before: Times | None, after: Times | None, n_threads: int) -> str | Non
         return None
     others = ((after.busy - before.busy) - (after.own - before.own)) / (after.clock - before.clock)
     there = len(os.sched_getaffinity(0))
-    if others < WORTH_A_WORD or n_threads + others < there + WORTH_A_WORD:
+    least = max(WORTH_A_WORD, WORTH_A_WORD_SHARE * there)
+    if others < least or n_threads + others < there + least:
         return None
     fewer = max(1, min(n_threads - 1, round(there - others)))
     advice = f": -t {fewer} may be many times faster" if fewer < n_threads else ""

@@ -49,7 +49,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         model.generate([0], max_tokens=2)  # the first pass is slower: it is not measured
         before = competition.times()
         results, routings = watched(model, view) if view else printed(model)
-        word = competition.hint(before, competition.times(), arguments.threads or machine.default_threads())
+        word = competition.hint(before, competition.times(), options.busy_threads(model, arguments))
         print("-" * 72)
         print("\n".join(speed_table(results)))
         if word:

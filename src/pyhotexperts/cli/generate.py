@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pyhotexperts import machine
 from pyhotexperts.cache import CacheStatus
 from pyhotexperts.cli import competition, options
 from pyhotexperts.errors import ConfigError
@@ -38,7 +37,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
             sys.stdout.write(prompt)
         before = competition.times()
         result = show(stream)
-        word = competition.hint(before, competition.times(), arguments.threads or machine.default_threads())
+        word = competition.hint(before, competition.times(), options.busy_threads(model, arguments))
         if sys.stderr is not None:
             print(speeds(result, model.cache.status), file=sys.stderr)
             print(f"[{word}]", file=sys.stderr) if word else None
