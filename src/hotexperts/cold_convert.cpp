@@ -1,23 +1,18 @@
 // See cold_convert.h.
 #include "cold_convert.h"
 
+#include "cold_avx2.h"
 #include "cold_blocks.h"
 #include "ggml-cpu.h"
 
 #include <cmath>
 #include <cstring>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace hx {
 
 namespace {
 
 #if defined(__x86_64__)
-
-#define AVX2 __attribute__((target("avx2,fma,f16c")))
 
 // The first of those numbers that lie furthest from zero.
 AVX2 inline float furthest(const float * x) {
@@ -69,18 +64,13 @@ AVX2 void to_q8_K(const float * x, activations_q8_K & y) {
     y.d = 1.0f / to_integers;
 }
 
-bool has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-}
-
 #endif
 
 }  // namespace
 
 void convert(ggml_type type, const float * from, int64_t n, char * to) {
 #if defined(__x86_64__)
-    static const bool can = has_avx2();
-    if (can && type == GGML_TYPE_Q8_K) {
+    if (has_avx2() && type == GGML_TYPE_Q8_K) {
         for (int64_t i = 0; i < n / SUPER; i++) {
             to_q8_K(from + i * SUPER, reinterpret_cast<activations_q8_K *>(to)[i]);
         }

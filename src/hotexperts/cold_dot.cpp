@@ -1,15 +1,13 @@
 // See cold_dot.h.
 #include "cold_dot.h"
 
+#include "cold_avx2.h"
 #include "cold_blocks.h"
 
 #if defined(__x86_64__)
 
 #include <cmath>
 #include <cstring>
-#include <immintrin.h>
-
-#define AVX2 __attribute__((target("avx2,fma,f16c")))
 
 namespace hx {
 
@@ -280,15 +278,10 @@ AVX2 void dots_of_nibbles(int64_t n, const char * rows, int64_t n_rows, const ch
     }
 }
 
-bool has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-}
-
 }  // namespace
 
 dots_function prefetching_dots(ggml_type type) {
-    static const bool can = has_avx2();
-    switch (can ? type : GGML_TYPE_COUNT) {
+    switch (has_avx2() ? type : GGML_TYPE_COUNT) {
         case GGML_TYPE_Q4_0:
             return dots_of_nibbles<weights_q4_0>;
         case GGML_TYPE_MXFP4:
