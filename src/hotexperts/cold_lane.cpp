@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <stdexcept>
 
 #if defined(__x86_64__)
@@ -126,7 +125,8 @@ void check_matrix(const expert_matrix & m) {
 
 }  // namespace
 
-cold_lane::cold_lane(int threads) : n_threads(threads), n_rounds(rounds_of(threads)), signals(size_t(std::max(0, threads) * n_rounds)), scratches(size_t(std::max(0, threads))) {
+cold_lane::cold_lane(int threads)
+    : n_threads(threads), n_rounds(rounds_of(threads)), signals(size_t(std::max(0, threads) * n_rounds)), scratches(size_t(std::max(0, threads))) {
     require(n_threads >= 1, "the CPU lane needs at least one thread");
     ggml_cpu_init();  // the tables of ggml's kernels
     try {
@@ -176,7 +176,7 @@ void cold_lane::run(const cold_layer & layer, const float * x, int32_t n_tokens,
         s.h.resize(converted_bytes(layer.down));
     }
     hidden.resize(size_t(n_rows) * size_t(layer.gate.n_out));
-    current = { &layer, x, n_tokens, rows, n_rows, out };
+    current = { &layer, x, rows, n_rows, out };
     hidden_taken.store(0, std::memory_order_relaxed);
     out_taken.store(0, std::memory_order_relaxed);
 

@@ -67,7 +67,6 @@ class cold_lane {
     struct job {
         const cold_layer * layer;
         const float * x;
-        int32_t n_tokens;
         const cold_row * rows;
         int32_t n_rows;
         float * out;

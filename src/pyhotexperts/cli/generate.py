@@ -40,7 +40,8 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         word = competition.hint(before, competition.times(), options.busy_threads(model, arguments))
         if sys.stderr is not None:
             print(speeds(result, model.cache.status), file=sys.stderr)
-            print(f"[{word}]", file=sys.stderr) if word else None
+            if word:
+                print(f"[{word}]", file=sys.stderr)
 
 
 def read_prompt(arguments: argparse.Namespace) -> str:
