@@ -1,6 +1,6 @@
 # The hot-expert cache: our own sources, compiled into the CUDA backend, which calls them through the patch queue.
 
-set(PHX_HOT_CPP cold_convert cold_dot cold_lane host_memory hot_buffer hot_cache hot_status hot_upload lane_share policy slots transitions)
+set(PHX_HOT_CPP cold_convert cold_dot cold_dot_avx512 cold_lane host_memory hot_buffer hot_cache hot_status hot_upload lane_share policy slots transitions)
 set(PHX_HOT_CU hot_context hot_copy hot_kernels hot_lane hot_plan hot_staged)
 
 # The CPU lane calls ggml's CPU kernels. Where the processor's backend is chosen at run time there is nothing to link with.

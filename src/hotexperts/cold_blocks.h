@@ -28,6 +28,13 @@ struct weights_q5_K {
     uint8_t low[SUPER / 2];
 };
 
+struct weights_q6_K {
+    uint8_t low[SUPER / 2];
+    uint8_t high[SUPER / 4];
+    int8_t scales[SUPER / 16];
+    uint16_t d;
+};
+
 struct weights_q4_0 {
     uint16_t d;
     uint8_t low[16];

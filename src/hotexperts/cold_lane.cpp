@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <numeric>
 #include <stdexcept>
+#include <tuple>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -45,9 +47,9 @@ struct span {
     int64_t end;
 };
 
-// Some rows of one expert's matrix; row: of the job.
+// Some rows of the matrix of one expert; group: of the job's rows that want this expert.
 struct block {
-    int64_t row;
+    int64_t group;
     int64_t first;
     int64_t n;
 };
@@ -170,13 +172,15 @@ void cold_lane::run(const cold_layer & layer, const float * x, int32_t n_tokens,
     if (n_rows == 0) {
         return;
     }
+    const size_t largest = group_rows(rows, n_rows);
     for (scratch & s : scratches) {
-        s.x.resize(converted_bytes(layer.gate));
-        s.x_up.resize(converted_bytes(layer.up));
-        s.h.resize(converted_bytes(layer.down));
+        s.has_token.assign(size_t(n_tokens), 0);
+        s.x.resize(size_t(n_tokens) * converted_bytes(layer.gate));
+        s.x_up.resize(size_t(n_tokens) * converted_bytes(layer.up));
+        s.h.resize(largest * converted_bytes(layer.down));
     }
     hidden.resize(size_t(n_rows) * size_t(layer.gate.n_out));
-    current = { &layer, x, rows, n_rows, out };
+    current = { &layer, x, rows, out };
     hidden_taken.store(0, std::memory_order_relaxed);
     out_taken.store(0, std::memory_order_relaxed);
 
@@ -192,6 +196,24 @@ void cold_lane::run(const cold_layer & layer, const float * x, int32_t n_tokens,
     work(0);
 }
 
+// Puts rows of the same expert together, so that its weights are read once. Returns the size of the largest group.
+size_t cold_lane::group_rows(const cold_row * rows, int32_t n_rows) {
+    order.resize(size_t(n_rows));
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return std::tie(rows[a].expert, a) < std::tie(rows[b].expert, b); });
+    groups.clear();
+    size_t largest = 0;
+    for (int32_t begin = 0; begin < n_rows; begin = groups.back().end) {
+        int32_t end = begin + 1;
+        while (end < n_rows && rows[order[size_t(end)]].expert == rows[order[size_t(begin)]].expert) {
+            end++;
+        }
+        groups.push_back({ rows[order[size_t(begin)]].expert, begin, end });
+        largest = std::max(largest, size_t(end - begin));
+    }
+    return largest;
+}
+
 void cold_lane::work(int thread) {
     const job & j = current;
     const uint32_t first_barrier = generation.load(std::memory_order_relaxed) * N_BARRIERS;
@@ -199,9 +221,13 @@ void cold_lane::work(int thread) {
     const ggml_type x_type = traits_of(l.gate)->vec_dot_type;
     const ggml_type up_type = traits_of(l.up)->vec_dot_type;
     const ggml_type h_type = traits_of(l.down)->vec_dot_type;
+    const size_t x_bytes = converted_bytes(l.gate);
+    const size_t up_bytes = converted_bytes(l.up);
+    const size_t h_bytes = converted_bytes(l.down);
     scratch & s = scratches[size_t(thread)];
     const int64_t n_ff = l.gate.n_out;
     const int64_t n_out = l.down.n_out;
+    const int64_t n_groups = int64_t(groups.size());
 
     const auto block_of = [&](int64_t index, int64_t n_rows_of_expert, int64_t size) {
         const int64_t of_expert = (n_rows_of_expert + size - 1) / size;
@@ -209,51 +235,63 @@ void cold_lane::work(int thread) {
         return block{ index / of_expert, first, std::min(size, n_rows_of_expert - first) };
     };
     const auto weights_of = [&](const expert_matrix & m, const block & b) {
-        return b.row < j.n_rows ? m.row(j.rows[b.row].expert, b.first) : nullptr;
+        return b.group < n_groups ? m.row(groups[size_t(b.group)].expert, b.first) : nullptr;
     };
     // The blocks of a phase in the order in which this thread computes them, each with the one after it.
-    block_queue hidden_blocks((n_ff + HIDDEN_BLOCK - 1) / HIDDEN_BLOCK * j.n_rows, hidden_taken, thread, n_threads);
-    block_queue out_blocks((n_out + OUT_BLOCK - 1) / OUT_BLOCK * j.n_rows, out_taken, thread, n_threads);
+    block_queue hidden_blocks((n_ff + HIDDEN_BLOCK - 1) / HIDDEN_BLOCK * n_groups, hidden_taken, thread, n_threads);
+    block_queue out_blocks((n_out + OUT_BLOCK - 1) / OUT_BLOCK * n_groups, out_taken, thread, n_threads);
     block b = block_of(hidden_blocks.take(), n_ff, HIDDEN_BLOCK);
     block o = block_of(out_blocks.take(), n_out, OUT_BLOCK);
 
-    if (b.row < j.n_rows) {  // on its way while the activations are converted
+    if (b.group < n_groups) {  // on its way while the activations are converted
         prefetch(weights_of(l.gate, b), PREFETCH_AHEAD);
     }
-    int32_t token = -1;  // whose activations are converted
-    while (b.row < j.n_rows) {
+    while (b.group < n_groups) {
         const block next = block_of(hidden_blocks.take(), n_ff, HIDDEN_BLOCK);
-        if (j.rows[b.row].token != token) {
-            token = j.rows[b.row].token;
-            const float * x = j.x + token * l.gate.n_in;
-            convert(x_type, x, l.gate.n_in, s.x.data());
-            if (up_type != x_type) {
-                convert(up_type, x, l.up.n_in, s.x_up.data());
-            }
-        }
+        const char * gate_weights = weights_of(l.gate, b);
         const char * up_weights = weights_of(l.up, b);
-        const char * after = next.row < j.n_rows ? weights_of(l.gate, next) : weights_of(l.down, o);
-        float gate[HIDDEN_BLOCK];
-        float up[HIDDEN_BLOCK];
-        multiply(l.gate, weights_of(l.gate, b), b.n, s.x.data(), gate, up_weights);
-        multiply(l.up, up_weights, b.n, up_type == x_type ? s.x.data() : s.x_up.data(), up, after);
-        for (int64_t k = 0; k < b.n; k++) {
-            hidden[size_t(b.row * n_ff + b.first + k)] = gate[k] / (1.0f + std::exp(-gate[k])) * up[k];
+        const char * after = next.group < n_groups ? weights_of(l.gate, next) : weights_of(l.down, o);
+        const group & g = groups[size_t(b.group)];
+        for (int32_t i = g.begin; i < g.end; i++) {
+            const int32_t row = order[size_t(i)];
+            const size_t token = size_t(j.rows[row].token);
+            char * x = s.x.data() + token * x_bytes;
+            char * x_up = up_type == x_type ? x : s.x_up.data() + token * up_bytes;
+            if (!s.has_token[token]) {
+                s.has_token[token] = 1;
+                const float * from = j.x + int64_t(token) * l.gate.n_in;
+                convert(x_type, from, l.gate.n_in, x);
+                if (up_type != x_type) {
+                    convert(up_type, from, l.up.n_in, x_up);
+                }
+            }
+            float gate[HIDDEN_BLOCK];
+            float up[HIDDEN_BLOCK];
+            multiply(l.gate, gate_weights, b.n, x, gate, up_weights);
+            multiply(l.up, up_weights, b.n, x_up, up, after);
+            for (int64_t k = 0; k < b.n; k++) {
+                hidden[size_t(row * n_ff + b.first + k)] = gate[k] / (1.0f + std::exp(-gate[k])) * up[k];
+            }
         }
         b = next;
     }
     barrier(thread, first_barrier + 1);
 
-    int64_t row = -1;  // whose hidden activations are converted
-    while (o.row < j.n_rows) {
+    int64_t converted = -1;  // the group whose hidden activations are
+    while (o.group < n_groups) {
         const block next = block_of(out_blocks.take(), n_out, OUT_BLOCK);
-        if (o.row != row) {
-            row = o.row;
-            convert(h_type, &hidden[size_t(row * n_ff)], n_ff, s.h.data());
-        }
         const char * weights = weights_of(l.down, o);
-        const char * after = next.row < j.n_rows ? weights_of(l.down, next) : weights;
-        multiply(l.down, weights, o.n, s.h.data(), j.out + o.row * n_out + o.first, after);
+        const char * after = next.group < n_groups ? weights_of(l.down, next) : weights;
+        const group & g = groups[size_t(o.group)];
+        for (int32_t i = g.begin; i < g.end; i++) {
+            const int64_t row = order[size_t(i)];
+            char * h = s.h.data() + size_t(i - g.begin) * h_bytes;
+            if (converted != o.group) {
+                convert(h_type, &hidden[size_t(row * n_ff)], n_ff, h);
+            }
+            multiply(l.down, weights, o.n, h, j.out + row * n_out + o.first, after);
+        }
+        converted = o.group;
         o = next;
     }
     barrier(thread, first_barrier + 2);

@@ -68,10 +68,15 @@ class cold_lane {
         const cold_layer * layer;
         const float * x;
         const cold_row * rows;
-        int32_t n_rows;
         float * out;
     };
+    struct group {  // order[begin] to order[end - 1]: the rows of one expert
+        int32_t expert;
+        int32_t begin;
+        int32_t end;
+    };
 
+    size_t group_rows(const cold_row * rows, int32_t n_rows);
     void stop();               // ends the workers
     void work(int thread);     // one thread's share of the current job
     void barrier(int thread, uint32_t number);  // returns when all threads have called it
@@ -80,18 +85,21 @@ class cold_lane {
 
     const int n_threads;
     job current = {};
-    std::vector<float> hidden;  // [n_rows][n_ff]
+    std::vector<int32_t> order;  // rows of the job
+    std::vector<group> groups;
+    std::vector<float> hidden;   // [n_rows][n_ff]
 
     struct alignas(CACHE_LINE) signal {
         std::atomic<uint32_t> number{ 0 };  // of the last barrier in which it was given
     };
     const int n_rounds;                     // of a barrier
     std::vector<signal> signals;            // [n_threads][n_rounds]
-    // A thread's activations of the token and the row at hand, as gate's, up's and down's dot products want them.
+    // Activations as gate's, up's and down's dot products want them, converted by a thread for itself when it needs them.
     struct alignas(CACHE_LINE) scratch {
-        std::vector<char> x;
-        std::vector<char> x_up;  // used if up's differ from gate's
-        std::vector<char> h;
+        std::vector<char> has_token;  // [n_tokens]
+        std::vector<char> x;          // [n_tokens]
+        std::vector<char> x_up;       // [n_tokens], used if up's differ from gate's
+        std::vector<char> h;          // rows of the group at hand
     };
     std::vector<scratch> scratches;         // [n_threads]
 

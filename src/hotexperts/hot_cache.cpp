@@ -298,6 +298,7 @@ void hot_cache::fill_slots() {
             l.table.begin_upload(s, s);
             l.table.publish(s);
         }
+        l.misses_nothing = n == l.n_expert;
     }
     for (const auto & l : layers) {
         ggml_cuda_set_device(l->config.device);

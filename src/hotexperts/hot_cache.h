@@ -66,6 +66,7 @@ struct cache_layer {
     slot_table table;
     layer_policy policy;
     std::vector<upload> pending;        // planned, not begun
+    bool misses_nothing = false;        // every expert has a slot, and keeps it
     std::vector<int32_t> open;          // slots that the GPU may fetch into
     std::vector<int32_t> fetched;       // experts in them
     const context_link * fetched_by = nullptr;

@@ -99,7 +99,6 @@ class hot_context : public context_link {
     void gather(const action & a, char * scratch, size_t stride, const int32_t * marked, const void * host);
     void copy_from_host(const action & a, char * scratch, size_t stride);
     void begin_stream(size_t index);
-    void read_selection(const ggml_tensor * ids, int64_t n_expert);
     bool can_begin_ahead(size_t index) const;
     std::set<int32_t> selection_of(const ggml_tensor * ids) const;
     region_shape shape_of(const action & a, const ggml_tensor * first) const;
@@ -146,7 +145,7 @@ class hot_context : public context_link {
     cudaEvent_t consumed[2] = {};
     cudaEvent_t started = nullptr;
     size_t stream_position = 0;
-    std::vector<char> selected;          // by expert, of the products that stream only what they use
+    std::set<int32_t> selected;     // experts of the products that stream only what they use
 
     std::unique_ptr<cold_lane> lane;
     std::thread lane_thread;

@@ -49,8 +49,10 @@ void hot_context::run_lanes(const action & a) {
     if (n_slots > 0) {
         run_gpu_lane(a, r.top_k, r.n_tokens);
     }
-    launch_collect(mail, r, ctx.stream());
-    CUDA_CHECK(cudaGetLastError());
+    if (!cache->layers[size_t(a.layer)]->misses_nothing) {
+        launch_collect(mail, r, ctx.stream());
+        CUDA_CHECK(cudaGetLastError());
+    }
 }
 
 // Brings the missed experts that the GPU is to compute into open slots.

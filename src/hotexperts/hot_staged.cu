@@ -70,7 +70,7 @@ void hot_context::run_staged(const action & a, mul_mat_id_fn upstream) {
         GGML_ASSERT(plan->streams.at(stream_position) == &a);
         const size_t index = stream_position++;
         if (!can_begin_ahead(index)) {
-            read_selection(node->src[2], w->ne[2]);
+            selected = selection_of(node->src[2]);
             begin_stream(index);
         }
         if (index + 1 < plan->streams.size() && can_begin_ahead(index + 1)) {
@@ -147,13 +147,6 @@ bool hot_context::can_begin_ahead(size_t index) const {
     return !plan->streams[index]->only_used || !plan->streams[index]->has_new_ids;
 }
 
-void hot_context::read_selection(const ggml_tensor * ids, int64_t n_expert) {
-    selected.assign(size_t(n_expert), 0);
-    for (const int32_t e : selection_of(ids)) {
-        selected[size_t(e)] = 1;
-    }
-}
-
 // Enqueues the copies of one tensor of the graph's streamed ones, as soon as its half of the scratch is free.
 void hot_context::begin_stream(size_t index) {
     const action & a = *plan->streams[index];
@@ -166,7 +159,7 @@ void hot_context::begin_stream(size_t index) {
     const bool pinned = hot_buffer_is_pinned(w->buffer);
     const auto is_copied = [&](int32_t e) {
         const bool is_resident = a.layer >= 0 && tables[size_t(a.layer * mail.table_size + e)] >= 0;
-        return !is_resident && (!a.only_used || selected[size_t(e)]);
+        return !is_resident && (!a.only_used || selected.count(e));
     };
     if (index >= 2) {
         CUDA_CHECK(cudaStreamWaitEvent(copy_stream, consumed[index % 2], 0));

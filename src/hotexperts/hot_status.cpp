@@ -128,6 +128,9 @@ void hot_cache::set_residency(int32_t layer, const int32_t * experts, int32_t n)
     std::unique_lock<std::mutex> lock(mutex);
     cache_layer & l = *layers.at(size_t(layer));
     device_part & part = part_of(l.config.device);
+    if (l.misses_nothing) {
+        throw std::runtime_error("every expert has a slot, and keeps it");  // nothing collects what would be missed
+    }
     if (n < 0 || n > l.table.n_slots() - int32_t(l.open.size())) {
         throw std::runtime_error("more experts than slots that are not open");
     }

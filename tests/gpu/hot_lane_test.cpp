@@ -345,6 +345,52 @@ static void case_large() {
     }
 }
 
+// Slots for all experts: they are filled at the start, and nothing is missed or may be taken out.
+static void check_resident(const layer & l, const std::string & name) {
+    auto config = base_config(int32_t(l.s.n_expert));
+    config.policy = PHX_POLICY_DECAY;
+    cache_handle cache(config, { l.config() });
+    require(has_lanes(cache), name + ": the lanes do not take it");
+    char message[512] = "";
+    const int32_t one = 3;
+    require(!api->set_residency(cache.c, 0, &one, 1, message, sizeof(message)), name + ": experts can be taken out");
+    backend_handle backend;
+    int64_t regions = 0, rows = 0;
+    for (int64_t n_tokens = 1; n_tokens <= 8; n_tokens++) {
+        region hot(backend.b, l.s, l.hot, n_tokens);
+        region gpu(backend.b, l.s, l.gpu, n_tokens);
+        const int64_t before = cache.status().bypassed[PHX_BYPASS_BATCH];
+        for (int step = 0; step < 6; step++) {
+            const std::vector<int32_t> ids = random_ids(l.s, n_tokens);
+            const std::vector<float> x = normal(size_t(l.s.n_embd * n_tokens));
+            hot.set(x, ids);
+            gpu.set(x, ids);
+            const std::vector<float> y = hot.run();
+            if (cache.status().bypassed[PHX_BYPASS_BATCH] > before) {
+                break;  // more tokens than the vector kernels take for this type
+            }
+            const std::vector<float> resident = gpu.run();
+            for (size_t r = 0; r < ids.size(); r++) {
+                require(same_row(y, resident, r, l.s.n_embd), name + ": a row differs, " + std::to_string(n_tokens) + " tokens");
+                compared++;
+            }
+            regions++;
+            rows += int64_t(ids.size());
+        }
+    }
+    cache.verify();
+    phx_cache_layer row;
+    cache.status(&row);
+    require(row.regions == regions && row.hits == rows && row.misses == 0 && row.wait_ns == 0, name + ": the counters are wrong");
+}
+
+static void case_resident() {
+    for (const ggml_type type : TYPES) {
+        check_resident(layer({ 512, 256, 8, 4 }, type, type, type), ggml_type_name(type));
+    }
+    check_resident(layer({ 288, 96, 8, 4 }, GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, GGML_TYPE_Q5_0), "rows that are no multiple of 512");
+}
+
 // Missed experts that the GPU fetches into open slots: exactly so many missed experts have the rows of the GPU's kernel.
 static void check_fetches(const shape & s, ggml_type type, int32_t max_fetches) {
     const layer l(s, type, type, type);
@@ -663,7 +709,7 @@ static void case_stopped() {
 
 int main(int argc, char ** argv) {
     const std::map<std::string, std::function<void()>> cases = {
-        { "masks", case_masks }, { "large", case_large }, { "fetched", case_fetched }, { "staged", case_staged },
+        { "masks", case_masks }, { "large", case_large }, { "resident", case_resident }, { "fetched", case_fetched }, { "staged", case_staged },
         { "moving", case_moving }, { "layers", case_layers }, { "threads", case_threads }, { "stopped", case_stopped },
     };
     every = getenv("HOT_LANE_TEST_STEP") ? std::max(1, atoi(getenv("HOT_LANE_TEST_STEP"))) : 1;

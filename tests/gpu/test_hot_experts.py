@@ -119,10 +119,11 @@ def test_hits_and_misses_are_the_selections(ids: list[int]) -> None:
 
 
 def test_everything_resident_hits(ids: list[int]) -> None:
-    with phx.Model(offload=hot(N_EXPERT)) as model:
-        tokens_one_by_one(model, ids)
+    with phx.Model(offload=hot(N_EXPERT)) as model, phx.Model(offload=phx.full_gpu()) as gpu:
+        logits = tokens_one_by_one(model, ids)
         assert model.cache.status.hit_rate == 1.0
         assert model.cache.status.wait_seconds.sum() == 0
+        assert np.array_equal(logits, tokens_one_by_one(gpu, ids))
 
 
 def mean_nll(model: phx.Model, texts: Path, n_chunks: int) -> float:

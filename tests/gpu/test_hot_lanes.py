@@ -17,6 +17,7 @@ pytestmark = pytest.mark.gpu
 CASES = {
     "masks": 100_000,
     "large": 5_000,
+    "resident": 19_000,
     "fetched": 30_000,
     "staged": 1_000,
     "moving": 20_000,

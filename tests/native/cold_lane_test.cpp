@@ -225,14 +225,14 @@ static void check_refusals(hx::cold_lane & lane) {
 
 // Rows of any bytes, also odd numbers of blocks and of rows, up to a page that nobody may read. Returns how many finite
 // results were compared.
-static long compare_dots() {
+static long compare_dots(hx::dots_function (*dots_of)(ggml_type)) {
     long finite = 0;
     for (int t = 0; t < GGML_TYPE_COUNT; t++) {
         const ggml_type type = ggml_type(t);
-        const hx::dots_function dots = hx::prefetching_dots(type);
+        const hx::dots_function dots = dots_of(type);
         for (int i = 0; dots && i < 1800; i++) {
             const int64_t n = (1 + i % 9) * ggml_blck_size(type);
-            const int64_t n_rows = 1 + i / 9 % 7;
+            const int64_t n_rows = 1 + i / 9 % 11;
             const size_t row_bytes = ggml_row_size(type, n);
             const ggml_type_traits_cpu * traits = ggml_get_type_traits_cpu(type);
             const guarded_bytes rows(row_bytes * size_t(n_rows));
@@ -339,14 +339,15 @@ int main(int argc, char ** argv) {
         }
     }
     check_refusals(three);
-    printf("kernels");
-    for (int t = 0; t < GGML_TYPE_COUNT; t++) {
-        if (hx::prefetching_dots(ggml_type(t))) {
-            printf(" %s", ggml_type_name(ggml_type(t)));
+    for (const auto dots_of : { hx::avx2_dots, hx::avx512_dots }) {
+        printf("%ld", compare_dots(dots_of));
+        for (int t = 0; t < GGML_TYPE_COUNT; t++) {
+            if (dots_of(ggml_type(t))) {
+                printf(" %s", ggml_type_name(ggml_type(t)));
+            }
         }
+        printf("\n");
     }
-    printf("\n");
-    printf("dots %ld\n", compare_dots());
     printf("conversions %ld\n", compare_conversions());
     printf("ok %d types %ld rows\n", n_types, compared);
     return 0;

@@ -504,6 +504,32 @@ static void set_residency() {
     }
 }
 
+// Slots for all experts: nothing moves, and nothing may be taken out, for the GPU collects no answers.
+static void slots_for_all() {
+    const weights w(2, 1);
+    for (const int32_t policy : { PHX_POLICY_LRU, PHX_POLICY_DECAY, PHX_POLICY_FROZEN }) {
+        hx::hot_cache cache(config_of(16, policy), w.layers.data(), int32_t(w.layers.size()));
+        fake_context context(cache, 0, 8);
+        for (int step = 0; step < 50; step++) {
+            context.run_step();
+        }
+        const bool for_good = policy != PHX_POLICY_FROZEN;
+        const int32_t expert = 3;
+        bool refused = false;
+        try {
+            cache.set_residency(0, &expert, 1);
+        } catch (const std::runtime_error &) {
+            refused = true;
+        }
+        std::vector<int32_t> seen(16);
+        cache.get_residency(0, seen.data());
+        require(refused == for_good && cache.layers[0]->misses_nothing == for_good, "an expert was taken out, or could not be put in");
+        for (int32_t s = 0; s < 16; s++) {
+            require(seen[size_t(s)] == (for_good ? s : s == 0 ? expert : -1), "an expert has moved");
+        }
+    }
+}
+
 int main() {
     for (const int32_t policy : { PHX_POLICY_LRU, PHX_POLICY_DECAY, PHX_POLICY_WINDOW, PHX_POLICY_MARKOV }) {
         one_context(config_of(5, policy), 400);
@@ -536,6 +562,7 @@ int main() {
     failures();
     fetched_experts();
     set_residency();
+    slots_for_all();
     printf("ok %ld reads\n", reads.load());
     return 0;
 }
