@@ -150,6 +150,14 @@ def newest_by_budget(lines: list[Row], name: str, budgets_gib: tuple[int, ...]) 
     return {budget: found[budget] for budget in budgets_gib if budget in found}
 
 
+def over_bound(row: Row) -> str:
+    """Time over the bound; "~" if the GPU's part is extrapolated, "" if by so much that the bound was beaten."""
+    over = row.get("over_bound")
+    if over is None or row.get("bound_gpu_from") == "full_gpu":
+        return figure(over, 2)
+    return f"~{over:.2f}" if over >= 1 else ""
+
+
 def speed_line(row: Row, rows: list[Row], budget: str) -> list[str]:
     """What a table says of a configuration: row is its row of generation, rows are all of its run."""
 
@@ -171,7 +179,7 @@ def speed_line(row: Row, rows: list[Row], budget: str) -> list[str]:
         figure(cold.get("median_ts")),
         figure(row["ratio_cpu_experts"], 2),
         figure(row["ratio_layers"], 2),
-        ("~" if row.get("bound_gpu_from") == "layers" else "") + figure(row.get("over_bound"), 2),
+        over_bound(row),
         figure(prompt.get("median_ts"), 0),
         figure(prompt.get("ttft_ms"), 0),
     ]

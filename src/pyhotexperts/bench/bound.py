@@ -9,7 +9,7 @@ The GPU part is the token time of `full_gpu` in the same comparison. Where that 
 nobody asked for it), it is predicted from the layers: a line over the bytes of experts in RAM is fitted by least
 squares to the token times of the best `layers` rows (of all budgets) and of the best `cpu_experts` row, and its value
 at no bytes is the GPU part. The errors of rows are magnified by that as far as zero is from them: a prediction from few
-layers on the GPU is a rough one.
+layers on the GPU is a rough one. One that is no shorter than a whole token of some row is none.
 """
 
 from __future__ import annotations
@@ -99,4 +99,5 @@ def gpu_part(rows: list[Row], test: str) -> tuple[float | None, str | None]:
     if "layers" not in times or len({n_bytes for n_bytes, _ in points}) < 2:
         return None, None
     at_none = statistics.linear_regression(*zip(*points, strict=True)).intercept
-    return (at_none, "layers") if at_none > 0 else (None, None)
+    fastest = min(1e3 / row["median_ts"] for row in rows if row["test"] == test)
+    return (at_none, "layers") if 0 < at_none < fastest else (None, None)
