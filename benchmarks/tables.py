@@ -194,7 +194,8 @@ def workload(rows: list[Row]) -> str:
     row = generated(rows)[0]
     prompts = " or ".join(map(str, sorted({r["n_prompt"] for r in rows if r.get("n_prompt")})))
     depth = f", after {row['n_depth']} tokens" if row["n_depth"] else ""
-    context = f" of {row['n_ctx']} tokens" if row["n_ctx"] else ""
+    contexts = " or ".join(map(str, sorted({r["n_ctx"] for r in rows if r["n_ctx"]})))
+    context = f" of {contexts} tokens" if contexts else ""
     return (
         f"Prompts of {prompts} tokens, " if prompts else ""
     ) + f"passes of {row['n_ubatch']} tokens, KV cache {row['type_k']}{context}{depth}"
@@ -205,11 +206,16 @@ def by_budget(lines: list[Row], name: str, title: str, budgets_gib: tuple[int, .
     found = newest_by_budget(lines, name, budgets_gib)
     if not found:
         return ""
-    shown = [speed_line(row, rows, str(budget)) for budget, rows in found.items() for row in generated(rows)]
     used = [row for rows in found.values() for row in rows]
+    shown = [
+        [*speed_line(row, rows, str(budget)), row["commit"] if len({r["commit"] for r in used}) > 1 else ""]
+        for budget, rows in found.items()
+        for row in generated(rows)
+    ]
     picture = f"\n![{title}](plots/{name}.png)\n" if (HERE / "plots" / f"{name}.png").exists() else ""
     text = f"{workload(used)}. {origin(used)}"
-    return f"## {title}, all modes at equal VRAM\n\n{text}\n\n{table(SPEED_HEADING, shown)}{picture}"
+    body = table([*SPEED_HEADING, "commit"], shown)
+    return f"## {title}, all modes at equal VRAM\n\n{text}\n\n{body}{picture}"
 
 
 def few_threads(lines: list[Row]) -> str:
@@ -275,7 +281,8 @@ def reference(lines: list[Row]) -> str:
     ]
     heading = ["experts", "their VRAM", "their tokens/s", "/ CPU", "our VRAM", "our tokens/s", "/ CPU"]
     return (
-        "## Beside the reference implementation\n\nThe hardware differs: compare the ratios. "
+        "## Beside the reference implementation\n\nThe hardware differs: compare the ratios. Layers and slots are "
+        "theirs, so the VRAM of our two last rows is not equal. "
         "Theirs: RTX 4090 24 GB and Ryzen 7950X, Qwen3.5-122B-A10B Q4_K_L, q8_0 KV cache of 131K tokens, ubatch 3072. "
         f"Ours: geometry model of the same shapes, {workload(list(ours.values()))}, load mode {first['load_mode']}, "
         f"{first['n_threads']} threads, repetitions: {first['repetitions']}. {origin(list(ours.values()))}"

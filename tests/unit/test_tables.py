@@ -87,6 +87,17 @@ def test_all_modes_at_each_budget(tables: ModuleType) -> None:
     assert "(results/2026-12-01-a.jsonl)" in text
 
 
+def test_each_row_has_its_commit_if_there_are_several(tables: ModuleType) -> None:
+    older = comparison("30b.gguf", 0.005, 8 * GIB)
+    newer = comparison("30b.gguf", 0.004, 12 * GIB, file="2026-12-02-b.jsonl", commit="def5678", n_ctx=99)
+    assert "commit" not in cells(tables.TABLES["30b"](older))[0]
+    text = tables.TABLES["30b"](older + newer)
+    heading, *body = cells(text)
+    commits = [(line[0], line[heading.index("commit")]) for line in body]
+    assert commits == [("8", "abc1234")] * 4 + [("12", "def5678")] * 4
+    assert "KV cache f16 of 99 or " in text
+
+
 def test_the_newest_run_of_a_budget_is_shown(tables: ModuleType) -> None:
     older = comparison("30b.gguf", 0.005, 8 * GIB)
     newer = comparison("30b.gguf", 0.004, 8 * GIB, file="2026-12-02-b.jsonl", commit="def5678")

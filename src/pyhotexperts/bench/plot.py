@@ -6,20 +6,23 @@ from pyhotexperts import picture
 from pyhotexperts.bench.output import Row
 
 
-def points(rows: list[Row]) -> dict[str, list[tuple[float, float]]]:
-    """For each mode (VRAM in GiB, tokens/s) of its best rows, in order of VRAM; warm generation where there is any."""
+def shown(rows: list[Row]) -> list[Row]:
+    """The best rows of generation, warm where there are any."""
     generated = [row for row in rows if row["best"] and row["n_gen"]]
-    tests = [row for row in generated if row["warm"]] or generated
+    return [row for row in generated if row["warm"]] or generated
+
+
+def points(rows: list[Row]) -> dict[str, list[tuple[float, float]]]:
+    """For each mode (VRAM in GiB, tokens/s) of the rows shown, in order of VRAM."""
     result: dict[str, list[tuple[float, float]]] = {}
-    for row in tests:
+    for row in shown(rows):
         result.setdefault(row["offload_mode"].split(":")[0], []).append((row["vram_peak_mib"] / 1024, row["median_ts"]))
     return {mode: sorted(p) for mode, p in result.items()}
 
 
 def hit_rates(rows: list[Row]) -> list[tuple[int, float]]:
-    """(slots, hit rate in percent) of all rows that have them, in order of slots."""
-    found = {(row["slots"], 100 * row["hit_rate"]) for row in rows if row["slots"] and row["hit_rate"] is not None}
-    return sorted(found)
+    """(slots, hit rate in percent) of the rows shown that have them, in order of slots."""
+    return sorted((row["slots"], 100 * row["hit_rate"]) for row in shown(rows) if row["slots"])
 
 
 def draw(rows: list[Row], path: str) -> None:

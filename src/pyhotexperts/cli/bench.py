@@ -65,7 +65,7 @@ def add_parser(commands: Any) -> None:
         convert=whole_numbers,
         nargs="+",
         metavar="N",
-        help="CPU threads, each is tried; load modes with the first",
+        help="CPU threads, each is tried, load modes with the first; default: all physical cores, and one fewer",
     )
     add(
         g,
@@ -75,7 +75,8 @@ def add_parser(commands: Any) -> None:
         convert=words,
         nargs="+",
         metavar="MODE",
-        help="mmap, copy, direct_io, repack (experts on the CPU only); each is tried",
+        help="mmap, copy, direct_io, repack (experts on the CPU only); each is tried; default: all but direct_io, "
+        "without a GPU mmap",
     )
     add(
         g,
@@ -195,7 +196,7 @@ def run(
         picture.check(arguments.plot, "--plot")
     gb_per_second = None if arguments.machine is None else bound.cold_bandwidth(arguments.machine)
     if not machine.has_gpu():
-        logger.warning("only cpu_experts is measured, and no budget matters: %s", machine.no_gpu_reason())
+        logger.warning("only cpu_experts is measured, and neither budget nor slots matter: %s", machine.no_gpu_reason())
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     with tqdm(file=sys.stderr, unit=" runs", disable=not is_terminal, bar_format="{desc}") as bar:
 
