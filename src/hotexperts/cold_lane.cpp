@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <numeric>
 #include <stdexcept>
 #include <tuple>
 
@@ -47,7 +46,7 @@ struct span {
     int64_t end;
 };
 
-// Some rows of the matrix of one expert; group: of the job's rows that want this expert.
+// Some rows of the matrix of one expert; group: number of the group that wants this expert.
 struct block {
     int64_t group;
     int64_t first;
@@ -165,14 +164,16 @@ void cold_lane::run(const cold_layer & layer, const float * x, int32_t n_tokens,
     require(layer.gate.n_expert == layer.up.n_expert && layer.gate.n_expert == layer.down.n_expert,
             "gate, up and down have different numbers of experts");
     require(n_tokens >= 0 && n_rows >= 0, "a number of tokens or rows is negative");
+    sorted.clear();
     for (int32_t r = 0; r < n_rows; r++) {
-        require(rows[r].token >= 0 && rows[r].token < n_tokens, "a row names a token that is not there");
-        require(rows[r].expert >= 0 && rows[r].expert < layer.gate.n_expert, "a row names an expert that is not there");
+        sorted.push_back({ rows[r].expert, r, rows[r].token });
+        require(sorted.back().token >= 0 && sorted.back().token < n_tokens, "a row names a token that is not there");
+        require(sorted.back().expert >= 0 && sorted.back().expert < layer.gate.n_expert, "a row names an expert that is not there");
     }
     if (n_rows == 0) {
         return;
     }
-    const size_t largest = group_rows(rows, n_rows);
+    const size_t largest = group_rows();
     for (scratch & s : scratches) {
         s.has_token.assign(size_t(n_tokens), 0);
         s.x.resize(size_t(n_tokens) * converted_bytes(layer.gate));
@@ -180,7 +181,7 @@ void cold_lane::run(const cold_layer & layer, const float * x, int32_t n_tokens,
         s.h.resize(largest * converted_bytes(layer.down));
     }
     hidden.resize(size_t(n_rows) * size_t(layer.gate.n_out));
-    current = { &layer, x, rows, out };
+    current = { &layer, x, out };
     hidden_taken.store(0, std::memory_order_relaxed);
     out_taken.store(0, std::memory_order_relaxed);
 
@@ -197,19 +198,17 @@ void cold_lane::run(const cold_layer & layer, const float * x, int32_t n_tokens,
 }
 
 // Puts rows of the same expert together, so that its weights are read once. Returns the size of the largest group.
-size_t cold_lane::group_rows(const cold_row * rows, int32_t n_rows) {
-    order.resize(size_t(n_rows));
-    std::iota(order.begin(), order.end(), 0);
-    std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return std::tie(rows[a].expert, a) < std::tie(rows[b].expert, b); });
+size_t cold_lane::group_rows() {
+    std::sort(sorted.begin(), sorted.end(), [](const sorted_row & a, const sorted_row & b) { return std::tie(a.expert, a.index) < std::tie(b.expert, b.index); });
     groups.clear();
     size_t largest = 0;
-    for (int32_t begin = 0; begin < n_rows; begin = groups.back().end) {
-        int32_t end = begin + 1;
-        while (end < n_rows && rows[order[size_t(end)]].expert == rows[order[size_t(begin)]].expert) {
+    for (size_t begin = 0; begin < sorted.size(); begin = groups.back().end) {
+        size_t end = begin + 1;
+        while (end < sorted.size() && sorted[end].expert == sorted[begin].expert) {
             end++;
         }
-        groups.push_back({ rows[order[size_t(begin)]].expert, begin, end });
-        largest = std::max(largest, size_t(end - begin));
+        groups.push_back({ begin, end });
+        largest = std::max(largest, end - begin);
     }
     return largest;
 }
@@ -235,7 +234,7 @@ void cold_lane::work(int thread) {
         return block{ index / of_expert, first, std::min(size, n_rows_of_expert - first) };
     };
     const auto weights_of = [&](const expert_matrix & m, const block & b) {
-        return b.group < n_groups ? m.row(groups[size_t(b.group)].expert, b.first) : nullptr;
+        return b.group < n_groups ? m.row(sorted[groups[size_t(b.group)].begin].expert, b.first) : nullptr;
     };
     // The blocks of a phase in the order in which this thread computes them, each with the one after it.
     block_queue hidden_blocks((n_ff + HIDDEN_BLOCK - 1) / HIDDEN_BLOCK * n_groups, hidden_taken, thread, n_threads);
@@ -252,9 +251,9 @@ void cold_lane::work(int thread) {
         const char * up_weights = weights_of(l.up, b);
         const char * after = next.group < n_groups ? weights_of(l.gate, next) : weights_of(l.down, o);
         const group & g = groups[size_t(b.group)];
-        for (int32_t i = g.begin; i < g.end; i++) {
-            const int32_t row = order[size_t(i)];
-            const size_t token = size_t(j.rows[row].token);
+        for (size_t i = g.begin; i < g.end; i++) {
+            const int64_t row = sorted[i].index;
+            const size_t token = size_t(sorted[i].token);
             char * x = s.x.data() + token * x_bytes;
             char * x_up = up_type == x_type ? x : s.x_up.data() + token * up_bytes;
             if (!s.has_token[token]) {
@@ -283,9 +282,9 @@ void cold_lane::work(int thread) {
         const char * weights = weights_of(l.down, o);
         const char * after = next.group < n_groups ? weights_of(l.down, next) : weights;
         const group & g = groups[size_t(o.group)];
-        for (int32_t i = g.begin; i < g.end; i++) {
-            const int64_t row = order[size_t(i)];
-            char * h = s.h.data() + size_t(i - g.begin) * h_bytes;
+        for (size_t i = g.begin; i < g.end; i++) {
+            const int64_t row = sorted[i].index;
+            char * h = s.h.data() + (i - g.begin) * h_bytes;
             if (converted != o.group) {
                 convert(h_type, &hidden[size_t(row * n_ff)], n_ff, h);
             }

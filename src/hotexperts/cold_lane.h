@@ -59,6 +59,7 @@ class cold_lane {
     cold_lane & operator=(const cold_lane &) = delete;
 
     // x: float[n_tokens][gate.n_in]; out: float[n_rows][down.n_out], one row for each of `rows`.
+    // `rows` is read once, before anything is computed.
     // Throws std::invalid_argument if the shapes do not fit together, a type has no CPU kernel, or a row names a token or
     // an expert that is not there.
     void run(const cold_layer & layer, const float * x, int32_t n_tokens, const cold_row * rows, int32_t n_rows, float * out);
@@ -67,16 +68,20 @@ class cold_lane {
     struct job {
         const cold_layer * layer;
         const float * x;
-        const cold_row * rows;
         float * out;
     };
-    struct group {  // order[begin] to order[end - 1]: the rows of one expert
+    // The job's own copy of a row: a GPU that has stopped waiting may write others over the caller's.
+    struct sorted_row {
         int32_t expert;
-        int32_t begin;
-        int32_t end;
+        int32_t index;
+        int32_t token;
+    };
+    struct group {  // sorted[begin] to sorted[end - 1]: the rows of one expert
+        size_t begin;
+        size_t end;
     };
 
-    size_t group_rows(const cold_row * rows, int32_t n_rows);
+    size_t group_rows();
     void stop();               // ends the workers
     void work(int thread);     // one thread's share of the current job
     void barrier(int thread, uint32_t number);  // returns when all threads have called it
@@ -85,7 +90,7 @@ class cold_lane {
 
     const int n_threads;
     job current = {};
-    std::vector<int32_t> order;  // rows of the job
+    std::vector<sorted_row> sorted;  // by expert, then index
     std::vector<group> groups;
     std::vector<float> hidden;   // [n_rows][n_ff]
 

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -130,7 +131,7 @@ static long compare(ggml_type gate_type, ggml_type up_type, ggml_type down_type,
     const size_t n_out = size_t(s.n_out);
     const hx::cold_layer layer = { gate.matrix, up.matrix, down.matrix };
     long compared = 0;
-    for (int64_t n_tokens : { 1, 3, 8 }) {
+    for (int64_t n_tokens : { 1, 1, 3, 8, 8 }) {  // other activations of as many tokens too
         const std::vector<float> x = normal(size_t(s.n_embd * n_tokens));
         const guarded_bytes guarded_x(x.size() * sizeof(float));
         memcpy(guarded_x.data(), x.data(), guarded_x.size());
@@ -300,6 +301,41 @@ static long compare_conversions() {
     return rows;
 }
 
+// What a GPU that has stopped waiting does to the rows, as soon as activations are read.
+static char * unread = nullptr;
+static size_t unread_bytes = 0;
+static std::vector<hx::cold_row> overwritten;
+
+static void overwrite_rows(int) {
+    mprotect(unread, unread_bytes, PROT_READ);
+    for (hx::cold_row & r : overwritten) {
+        r = { 1000000 + r.token, -1000000 };
+    }
+}
+
+static void check_overwritten_rows() {
+    const weights gate = make_weights(GGML_TYPE_Q4_K, USUAL.n_embd, USUAL.n_ff);
+    const weights down = make_weights(GGML_TYPE_Q4_K, USUAL.n_ff, USUAL.n_out);
+    const hx::cold_layer layer = { gate.matrix, gate.matrix, down.matrix };
+    const std::vector<float> x = normal(size_t(2 * USUAL.n_embd));
+    unread_bytes = x.size() * sizeof(float);
+    unread = static_cast<char *>(mmap(nullptr, unread_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    memcpy(unread, x.data(), unread_bytes);
+    overwritten = { { 0, 2 }, { 1, 5 }, { 1, 2 } };
+    std::vector<float> expected(3 * size_t(USUAL.n_out)), out(expected.size());
+    hx::cold_lane lane(1);
+    lane.run(layer, x.data(), 2, overwritten.data(), 3, expected.data());
+    mprotect(unread, unread_bytes, PROT_NONE);
+    signal(SIGSEGV, overwrite_rows);
+    lane.run(layer, reinterpret_cast<const float *>(unread), 2, overwritten.data(), 3, out.data());
+    signal(SIGSEGV, SIG_DFL);
+    if (overwritten[0].token < 1000000 || out != expected) {
+        printf("rows are read again while they are computed\n");
+        exit(1);
+    }
+    munmap(unread, unread_bytes);
+}
+
 int main(int argc, char ** argv) {
     const bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     long compared = 0;
@@ -321,8 +357,12 @@ int main(int argc, char ** argv) {
         n_types++;
     }
     compared += compare(GGML_TYPE_Q4_K, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, { &three }, quick ? 32 : 256);
-    compared += compare(GGML_TYPE_Q4_K, GGML_TYPE_Q8_0, GGML_TYPE_Q5_0, { &three }, quick ? 16 : 64);  // gate and up convert x differently
-    compared += compare(GGML_TYPE_F16, GGML_TYPE_Q4_K, GGML_TYPE_F32, { &one }, 16);
+    {  // gate and up convert x differently, in new lanes, whose memory is no larger than these need
+        hx::cold_lane a(3), b(3), c(1);
+        compared += compare(GGML_TYPE_Q4_K, GGML_TYPE_Q8_0, GGML_TYPE_Q5_0, { &a }, quick ? 16 : 64);
+        compared += compare(GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q8_0, { &b }, 16);
+        compared += compare(GGML_TYPE_F16, GGML_TYPE_Q4_K, GGML_TYPE_F32, { &c }, 16);
+    }
     // parts of blocks, of pieces and of pages; fewer rows than threads
     compared += compare(GGML_TYPE_F16, GGML_TYPE_F16, GGML_TYPE_F32, { &three }, 8, { 256, 41, 33 });
     compared += compare(GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, { &three }, 8, { 544, 288, 33 });
@@ -339,6 +379,7 @@ int main(int argc, char ** argv) {
         }
     }
     check_refusals(three);
+    check_overwritten_rows();
     for (const auto dots_of : { hx::avx2_dots, hx::avx512_dots }) {
         printf("%ld", compare_dots(dots_of));
         for (int t = 0; t < GGML_TYPE_COUNT; t++) {

@@ -507,6 +507,10 @@ static void set_residency() {
 // Slots for all experts: nothing moves, and nothing may be taken out, for the GPU collects no answers.
 static void slots_for_all() {
     const weights w(2, 1);
+    phx_cache_config one_fewer = config_of(15, PHX_POLICY_DECAY);
+    one_fewer.max_fetches = 0;
+    hx::hot_cache smaller(one_fewer, w.layers.data(), int32_t(w.layers.size()));
+    require(!smaller.layers[0]->misses_nothing, "an expert without a slot is never missed");
     for (const int32_t policy : { PHX_POLICY_LRU, PHX_POLICY_DECAY, PHX_POLICY_FROZEN }) {
         hx::hot_cache cache(config_of(16, policy), w.layers.data(), int32_t(w.layers.size()));
         fake_context context(cache, 0, 8);
