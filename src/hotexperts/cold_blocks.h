@@ -14,6 +14,8 @@ struct activations_q8_K {
 };
 
 struct weights_q4_K {
+    static constexpr int SIZE = SUPER;  // numbers
+
     uint16_t d;
     uint16_t d_min;
     uint8_t scales[12];  // 8 scales and 8 minima of 6 bits
@@ -21,6 +23,8 @@ struct weights_q4_K {
 };
 
 struct weights_q5_K {
+    static constexpr int SIZE = SUPER;  // numbers
+
     uint16_t d;
     uint16_t d_min;
     uint8_t scales[12];
@@ -29,6 +33,8 @@ struct weights_q5_K {
 };
 
 struct weights_q6_K {
+    static constexpr int SIZE = SUPER;  // numbers
+
     uint8_t low[SUPER / 2];
     uint8_t high[SUPER / 4];
     int8_t scales[SUPER / 16];
@@ -36,16 +42,22 @@ struct weights_q6_K {
 };
 
 struct weights_q4_0 {
+    static constexpr int SIZE = 32;
+
     uint16_t d;
     uint8_t low[16];
 };
 
 struct weights_mxfp4 {
+    static constexpr int SIZE = 32;
+
     uint8_t exponent;
     uint8_t low[16];
 };
 
 struct block_q8_0 {
+    static constexpr int SIZE = 32;
+
     uint16_t d;
     int8_t values[32];
 };

@@ -27,15 +27,16 @@ bool has_avx512() {
     return has;
 }
 
-constexpr int MANY = 4;  // pairs of rows that share what is prepared of the activations
-
-// Rows that lie one after the other, and their products.
+// Rows that are multiplied at the same time, equally far from each other, and where their products go.
 struct row_group {
     const char * rows;
-    int64_t row_bytes;
+    int64_t stride;  // bytes
     float * out;
+    int64_t out_stride;
+    uintptr_t to_next;  // from an address to the same place in what is read after all rows
 
-    template <typename Weights> const Weights & block(int row, int64_t i) const { return reinterpret_cast<const Weights *>(rows + row * row_bytes)[i]; }
+    template <typename Weights> const Weights & block(int row, int64_t i) const { return reinterpret_cast<const Weights *>(rows + row * stride)[i]; }
+    float & product(int row) const { return out[row * out_stride]; }
 };
 
 // ---------------------------------------------------------------- parts
@@ -63,11 +64,6 @@ AVX512 inline __m512i low_nibbles(__m512i v) {
 
 AVX512 inline __m512i high_nibbles(__m512i v) {
     return low_nibbles(_mm512_srli_epi16(v, 4));
-}
-
-AVX512 inline void write_sums(__m512 v, float * out) {
-    out[0] = sum(_mm512_castps512_ps256(v));
-    out[1] = sum(_mm512_extractf32x8_ps(v, 1));
 }
 
 // ---------------------------------------------------------------- Q4_K and Q5_K
@@ -120,37 +116,34 @@ template <typename Weights> AVX512 inline __m128 factors(const Weights & a, cons
     return _mm_cvtph_ps(_mm_cvtsi64_si128(int64_t(first | uint64_t(second) << 32)));
 }
 
-template <typename Weights, int N_PAIRS> AVX512 void dots_of_supers(int64_t n, const row_group & rows, const char * activations, const reading & after) {
+template <typename Weights> AVX512 void pair_of_supers(int64_t n, const row_group & rows, const char * activations) {
     const auto * y = reinterpret_cast<const activations_q8_K *>(activations);
-    __m512 products[N_PAIRS] = {};
-    __m256 minima[N_PAIRS] = {};
+    __m512 products = _mm512_setzero_ps();
+    __m256 minima = _mm256_setzero_ps();
     for (int64_t i = 0; i < n / SUPER; i++) {
-        prefetch(&rows.block<Weights>(0, 2 * N_PAIRS * i), 2 * N_PAIRS * sizeof(Weights), after);
+        const Weights & a = rows.block<Weights>(0, i);
+        const Weights & b = rows.block<Weights>(1, i);
+        prefetch(uintptr_t(&a) + rows.to_next, sizeof(a));
+        prefetch(uintptr_t(&b) + rows.to_next, sizeof(b));
+        const six_bits packed_a = unpack(a.scales);
+        const six_bits packed_b = unpack(b.scales);
+        const __m128 d = _mm_mul_ps(factors(a, b), _mm_set1_ps(y[i].d));
         const __m256i sums = load(y[i].sums);
         const __m256i of_32 = _mm256_broadcastsi128_si256(_mm_hadd_epi16(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1)));
-        for (int p = 0; p < N_PAIRS; p++) {
-            const Weights & a = rows.block<Weights>(2 * p, i);
-            const Weights & b = rows.block<Weights>(2 * p + 1, i);
-            const six_bits packed_a = unpack(a.scales);
-            const six_bits packed_b = unpack(b.scales);
-            const __m128 d = _mm_mul_ps(factors(a, b), _mm_set1_ps(y[i].d));
-            const __m256 below = _mm512_castps512_ps256(_mm512_permutexvar_ps(
-                _mm512_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0), _mm512_castps128_ps512(_mm_xor_ps(d, _mm_set1_ps(-0.0f)))));
-            const __m256i of_minima = _mm256_madd_epi16(to_words(packed_a.minima, packed_b.minima), of_32);
-            minima[p] = add_minima(a, of_minima, below, minima[p]);
-            const __m512i words = _mm512_castsi256_si512(to_words(packed_a.scales, packed_b.scales));
-            const __m512i scales = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3), words);
-            __m512i total = add_quarter<0>(_mm512_setzero_si512(), a, b, y[i].values, scales);
-            total = add_quarter<1>(total, a, b, y[i].values, scales);
-            total = add_quarter<2>(total, a, b, y[i].values, scales);
-            total = add_quarter<3>(total, a, b, y[i].values, scales);
-            products[p] = _mm512_fmadd_ps(spread<0, 2>(d), _mm512_cvtepi32_ps(total), products[p]);
-        }
+        const __m256i of_minima = _mm256_madd_epi16(to_words(packed_a.minima, packed_b.minima), of_32);
+        const __m512 below = _mm512_permutexvar_ps(_mm512_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0),
+                                                   _mm512_castps128_ps512(_mm_xor_ps(d, _mm_set1_ps(-0.0f))));
+        minima = add_minima(a, of_minima, _mm512_castps512_ps256(below), minima);
+        const __m512i words = _mm512_castsi256_si512(to_words(packed_a.scales, packed_b.scales));
+        const __m512i scales = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3), words);
+        __m512i total = add_quarter<0>(_mm512_setzero_si512(), a, b, y[i].values, scales);
+        total = add_quarter<1>(total, a, b, y[i].values, scales);
+        total = add_quarter<2>(total, a, b, y[i].values, scales);
+        total = add_quarter<3>(total, a, b, y[i].values, scales);
+        products = _mm512_fmadd_ps(spread<0, 2>(d), _mm512_cvtepi32_ps(total), products);
     }
-    for (int p = 0; p < N_PAIRS; p++) {
-        rows.out[2 * p] = sum(_mm512_castps512_ps256(products[p])) + sum(_mm256_castps256_ps128(minima[p]));
-        rows.out[2 * p + 1] = sum(_mm512_extractf32x8_ps(products[p], 1)) + sum(_mm256_extractf128_ps(minima[p], 1));
-    }
+    rows.product(0) = sum(_mm512_castps512_ps256(products)) + sum(_mm256_castps256_ps128(minima));
+    rows.product(1) = sum(_mm512_extractf32x8_ps(products, 1)) + sum(_mm256_extractf128_ps(minima, 1));
 }
 
 // ---------------------------------------------------------------- Q6_K
@@ -174,28 +167,26 @@ template <int J> AVX512 inline __m512i add_half(__m512i total, const weights_q6_
     return add_scaled_by_two<4 * J + 3>(total, _mm512_or_si512(high_nibbles(low_1), _mm512_and_si512(_mm512_srli_epi16(high, 2), two_bits)), y, words);
 }
 
-// Weights are 32 too large: that is taken away at the end, by the sums of the activations.
-template <int N_PAIRS> AVX512 void dots_of_q6_K(int64_t n, const row_group & rows, const char * activations, const reading & after) {
+// Weights are 32 too large: that is taken away by the sums of the activations.
+AVX512 void pair_of_q6_K(int64_t n, const row_group & rows, const char * activations) {
     const auto * y = reinterpret_cast<const activations_q8_K *>(activations);
-    __m512 products[N_PAIRS] = {};
+    __m512 products = _mm512_setzero_ps();
     for (int64_t i = 0; i < n / SUPER; i++) {
-        prefetch(&rows.block<weights_q6_K>(0, 2 * N_PAIRS * i), 2 * N_PAIRS * sizeof(weights_q6_K), after);
-        for (int p = 0; p < N_PAIRS; p++) {
-            const weights_q6_K & a = rows.block<weights_q6_K>(2 * p, i);
-            const weights_q6_K & b = rows.block<weights_q6_K>(2 * p + 1, i);
-            const __m128i scales_a = _mm_loadu_si128(reinterpret_cast<const __m128i *>(a.scales));
-            const __m128i scales_b = _mm_loadu_si128(reinterpret_cast<const __m128i *>(b.scales));
-            const __m512i words = _mm512_cvtepi8_epi16(_mm256_inserti128_si256(_mm256_castsi128_si256(scales_a), scales_b, 1));
-            const __m512i too_much = _mm512_slli_epi32(_mm512_madd_epi16(twice(y[i].sums), words), 5);
-            __m512i total = add_half<0>(_mm512_sub_epi32(_mm512_setzero_si512(), too_much), a, b, y[i].values, words);
-            total = add_half<1>(total, a, b, y[i].values, words);
-            const __m128 d = _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(int(a.d | uint32_t(b.d) << 16))), _mm_set1_ps(y[i].d));
-            products[p] = _mm512_fmadd_ps(spread<0, 1>(d), _mm512_cvtepi32_ps(total), products[p]);
-        }
+        const weights_q6_K & a = rows.block<weights_q6_K>(0, i);
+        const weights_q6_K & b = rows.block<weights_q6_K>(1, i);
+        prefetch(uintptr_t(&a) + rows.to_next, sizeof(a));
+        prefetch(uintptr_t(&b) + rows.to_next, sizeof(b));
+        const __m128i scales_a = _mm_loadu_si128(reinterpret_cast<const __m128i *>(a.scales));
+        const __m128i scales_b = _mm_loadu_si128(reinterpret_cast<const __m128i *>(b.scales));
+        const __m512i words = _mm512_cvtepi8_epi16(_mm256_inserti128_si256(_mm256_castsi128_si256(scales_a), scales_b, 1));
+        const __m512i too_much = _mm512_slli_epi32(_mm512_madd_epi16(twice(y[i].sums), words), 5);
+        __m512i total = add_half<0>(_mm512_sub_epi32(_mm512_setzero_si512(), too_much), a, b, y[i].values, words);
+        total = add_half<1>(total, a, b, y[i].values, words);
+        const __m128 d = _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(int(a.d | uint32_t(b.d) << 16))), _mm_set1_ps(y[i].d));
+        products = _mm512_fmadd_ps(spread<0, 1>(d), _mm512_cvtepi32_ps(total), products);
     }
-    for (int p = 0; p < N_PAIRS; p++) {
-        write_sums(products[p], rows.out + 2 * p);
-    }
+    rows.product(0) = sum(_mm512_castps512_ps256(products));
+    rows.product(1) = sum(_mm512_extractf32x8_ps(products, 1));
 }
 
 // ---------------------------------------------------------------- Q4_0, Q8_0 and MXFP4
@@ -231,12 +222,14 @@ AVX512 inline __m512i unsigned_weights(const weights_mxfp4 & a, const weights_mx
 }
 
 template <typename Weights, uint8_t OFFSET, int N_SUMS, int N_PAIRS>
-AVX512 void dots_of_blocks(int64_t n, const row_group & rows, const char * activations, const reading & after) {
+AVX512 void group_of_blocks(int64_t n, const row_group & rows, const char * activations) {
     const auto * y = reinterpret_cast<const block_q8_0 *>(activations);
     __m512 sums[N_PAIRS][N_SUMS] = {};
     int64_t i = 0;
     for (; i + N_SUMS <= n / 32; i += N_SUMS) {
-        prefetch(&rows.block<Weights>(0, 2 * N_PAIRS * i), 2 * N_PAIRS * N_SUMS * sizeof(Weights), after);
+        for (int r = 0; r < 2 * N_PAIRS; r++) {
+            prefetch(uintptr_t(&rows.block<Weights>(r, i)) + rows.to_next, N_SUMS * sizeof(Weights));
+        }
         for (int k = 0; k < N_SUMS; k++) {
             const __m512i values = twice(y[i + k].values);
             const __m512i offset = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(char(OFFSET)), values);
@@ -250,51 +243,45 @@ AVX512 void dots_of_blocks(int64_t n, const row_group & rows, const char * activ
         }
     }
     for (int p = 0; p < N_PAIRS; p++) {
-        write_sums(N_SUMS == 1 ? sums[p][0] : _mm512_add_ps(sums[p][0], sums[p][N_SUMS - 1]), rows.out + 2 * p);
+        const __m512 total = N_SUMS == 1 ? sums[p][0] : _mm512_add_ps(sums[p][0], sums[p][N_SUMS - 1]);
+        rows.product(2 * p) = sum(_mm512_castps512_ps256(total));
+        rows.product(2 * p + 1) = sum(_mm512_extractf32x8_ps(total, 1));
     }
 }
 
 // ---------------------------------------------------------------- all rows
 
-using rows_function = void (*)(int64_t n, const row_group & rows, const char * x, const reading & after);
+using group_function = void (*)(int64_t n, const row_group & rows, const char * x);
 
-template <rows_function ONE_PAIR, rows_function MANY_PAIRS>
-AVX512 void dots_of_pairs(int64_t n, const char * rows, int64_t n_rows, const char * x, float * out, reading after, int64_t row_bytes) {
-    int64_t r = 0;
-    for (; r + 2 * MANY <= n_rows; r += 2 * MANY) {
-        MANY_PAIRS(n, { rows + r * row_bytes, row_bytes, out + r }, x, after);
+// The first row of each of N_ROWS equal parts, then the second ones, and so on: memory is read in as many streams, each in
+// order and each ahead of itself by one call.
+template <typename Weights, group_function PAIR, group_function GROUP, int N_ROWS>
+AVX512 void dots_of_parts(int64_t n, const char * rows, int64_t n_rows, const char * x, float * out, reading after) {
+    const int64_t row_bytes = n / Weights::SIZE * int64_t(sizeof(Weights));
+    const uintptr_t to_next = uintptr_t(after.next) - uintptr_t(rows);
+    const int64_t part = n_rows / N_ROWS;
+    for (int64_t r = 0; r < part; r++) {
+        GROUP(n, { rows + r * row_bytes, part * row_bytes, out + r, part, to_next }, x);
     }
+    int64_t r = part * N_ROWS;
     for (; r + 2 <= n_rows; r += 2) {
-        ONE_PAIR(n, { rows + r * row_bytes, row_bytes, out + r }, x, after);
+        PAIR(n, { rows + r * row_bytes, row_bytes, out + r, 1, to_next }, x);
     }
     if (r < n_rows) {  // a pair with itself
-        float equal[2];
-        ONE_PAIR(n, { rows + r * row_bytes, 0, equal }, x, after);
-        out[r] = equal[0];
+        PAIR(n, { rows + r * row_bytes, 0, out + r, 0, to_next }, x);
     }
 }
 
-template <typename Weights> AVX512 void dots_q4_K_q5_K(int64_t n, const char * rows, int64_t n_rows, const char * x, float * out, reading after) {
-    dots_of_pairs<dots_of_supers<Weights, 1>, dots_of_supers<Weights, MANY>>(n, rows, n_rows, x, out, after, n / SUPER * int64_t(sizeof(Weights)));
-}
+template <typename Weights, group_function PAIR> constexpr dots_function IN_PAIRS = dots_of_parts<Weights, PAIR, PAIR, 2>;
 
-AVX512 void dots_q6_K(int64_t n, const char * rows, int64_t n_rows, const char * x, float * out, reading after) {
-    dots_of_pairs<dots_of_q6_K<1>, dots_of_q6_K<MANY>>(n, rows, n_rows, x, out, after, n / SUPER * int64_t(sizeof(weights_q6_K)));
-}
-
-template <typename Weights, uint8_t OFFSET> AVX512 void dots_q4_0_q8_0(int64_t n, const char * rows, int64_t n_rows, const char * x, float * out, reading after) {
-    dots_of_pairs<dots_of_blocks<Weights, OFFSET, 1, 1>, dots_of_blocks<Weights, OFFSET, 1, MANY>>(n, rows, n_rows, x, out, after,
-                                                                                                 n / 32 * int64_t(sizeof(Weights)));
-}
+// Four pairs share what is prepared of the activations.
+template <typename Weights, uint8_t OFFSET, int N_SUMS>
+constexpr dots_function IN_FOURS = dots_of_parts<Weights, group_of_blocks<Weights, OFFSET, N_SUMS, 1>, group_of_blocks<Weights, OFFSET, N_SUMS, 4>, 8>;
 
 // ggml adds the last of an odd number of blocks in another way: rare, and left to the other kernel.
 AVX512 void dots_mxfp4(int64_t n, const char * rows, int64_t n_rows, const char * x, float * out, reading after) {
-    if (n / 32 % 2 != 0) {
-        avx2_dots(GGML_TYPE_MXFP4)(n, rows, n_rows, x, out, after);
-        return;
-    }
-    dots_of_pairs<dots_of_blocks<weights_mxfp4, 12, 2, 1>, dots_of_blocks<weights_mxfp4, 12, 2, MANY>>(n, rows, n_rows, x, out, after,
-                                                                                                     n / 32 * int64_t(sizeof(weights_mxfp4)));
+    const dots_function dots = n / 32 % 2 ? avx2_dots(GGML_TYPE_MXFP4) : IN_FOURS<weights_mxfp4, 12, 2>;
+    dots(n, rows, n_rows, x, out, after);
 }
 
 }  // namespace
@@ -302,17 +289,17 @@ AVX512 void dots_mxfp4(int64_t n, const char * rows, int64_t n_rows, const char 
 dots_function avx512_dots(ggml_type type) {
     switch (has_avx512() ? type : GGML_TYPE_COUNT) {
         case GGML_TYPE_Q4_0:
-            return dots_q4_0_q8_0<weights_q4_0, 8>;
+            return IN_FOURS<weights_q4_0, 8, 1>;
         case GGML_TYPE_Q8_0:
-            return dots_q4_0_q8_0<block_q8_0, 128>;
+            return IN_FOURS<block_q8_0, 128, 1>;
         case GGML_TYPE_MXFP4:
             return dots_mxfp4;
         case GGML_TYPE_Q4_K:
-            return dots_q4_K_q5_K<weights_q4_K>;
+            return IN_PAIRS<weights_q4_K, pair_of_supers<weights_q4_K>>;
         case GGML_TYPE_Q5_K:
-            return dots_q4_K_q5_K<weights_q5_K>;
+            return IN_PAIRS<weights_q5_K, pair_of_supers<weights_q5_K>>;
         case GGML_TYPE_Q6_K:
-            return dots_q6_K;
+            return IN_PAIRS<weights_q6_K, pair_of_q6_K>;
         default:
             return nullptr;
     }
