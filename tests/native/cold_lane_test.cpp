@@ -233,7 +233,7 @@ static long compare_dots(hx::dots_function (*dots_of)(ggml_type)) {
         const hx::dots_function dots = dots_of(type);
         for (int i = 0; dots && i < 1800; i++) {
             const int64_t n = (1 + i % 9) * ggml_blck_size(type);
-            const int64_t n_rows = 1 + i / 9 % 11;
+            const int64_t n_rows = 1 + i / 9 % 20;
             const size_t row_bytes = ggml_row_size(type, n);
             const ggml_type_traits_cpu * traits = ggml_get_type_traits_cpu(type);
             const guarded_bytes rows(row_bytes * size_t(n_rows));
