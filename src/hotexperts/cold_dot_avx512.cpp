@@ -37,6 +37,13 @@ struct row_group {
 
     template <typename Weights> const Weights & block(int row, int64_t i) const { return reinterpret_cast<const Weights *>(rows + row * stride)[i]; }
     float & product(int row) const { return out[row * out_stride]; }
+
+    // Asks for what will be read at the place of these blocks.
+    template <typename Weights> void ask(int n_rows, int64_t i, int n_blocks) const {
+        for (int r = 0; r < n_rows; r++) {
+            prefetch(uintptr_t(&block<Weights>(r, i)) + to_next, size_t(n_blocks) * sizeof(Weights));
+        }
+    }
 };
 
 // ---------------------------------------------------------------- parts
@@ -56,6 +63,15 @@ AVX512 inline __m512i twice(const void * from) {
 // Number A in the lower half, number B in the upper half.
 template <int A, int B> AVX512 inline __m512 spread(__m128 v) {
     return _mm512_permutexvar_ps(_mm512_setr_epi32(A, A, A, A, A, A, A, A, B, B, B, B, B, B, B, B), _mm512_castps128_ps512(v));
+}
+
+template <typename Weights> AVX512 inline __m128 scales_of(const Weights & a, const Weights & b) {
+    return _mm_cvtph_ps(_mm_cvtsi32_si128(int(a.d | uint32_t(b.d) << 16)));
+}
+
+AVX512 inline void write_sums(const row_group & rows, int pair, __m512 v) {
+    rows.product(2 * pair) = sum(_mm512_castps512_ps256(v));
+    rows.product(2 * pair + 1) = sum(_mm512_extractf32x8_ps(v, 1));
 }
 
 AVX512 inline __m512i low_nibbles(__m512i v) {
@@ -121,10 +137,9 @@ template <typename Weights> AVX512 void pair_of_supers(int64_t n, const row_grou
     __m512 products = _mm512_setzero_ps();
     __m256 minima = _mm256_setzero_ps();
     for (int64_t i = 0; i < n / SUPER; i++) {
+        rows.ask<Weights>(2, i, 1);
         const Weights & a = rows.block<Weights>(0, i);
         const Weights & b = rows.block<Weights>(1, i);
-        prefetch(uintptr_t(&a) + rows.to_next, sizeof(a));
-        prefetch(uintptr_t(&b) + rows.to_next, sizeof(b));
         const six_bits packed_a = unpack(a.scales);
         const six_bits packed_b = unpack(b.scales);
         const __m128 d = _mm_mul_ps(factors(a, b), _mm_set1_ps(y[i].d));
@@ -172,21 +187,19 @@ AVX512 void pair_of_q6_K(int64_t n, const row_group & rows, const char * activat
     const auto * y = reinterpret_cast<const activations_q8_K *>(activations);
     __m512 products = _mm512_setzero_ps();
     for (int64_t i = 0; i < n / SUPER; i++) {
+        rows.ask<weights_q6_K>(2, i, 1);
         const weights_q6_K & a = rows.block<weights_q6_K>(0, i);
         const weights_q6_K & b = rows.block<weights_q6_K>(1, i);
-        prefetch(uintptr_t(&a) + rows.to_next, sizeof(a));
-        prefetch(uintptr_t(&b) + rows.to_next, sizeof(b));
         const __m128i scales_a = _mm_loadu_si128(reinterpret_cast<const __m128i *>(a.scales));
         const __m128i scales_b = _mm_loadu_si128(reinterpret_cast<const __m128i *>(b.scales));
         const __m512i words = _mm512_cvtepi8_epi16(_mm256_inserti128_si256(_mm256_castsi128_si256(scales_a), scales_b, 1));
         const __m512i too_much = _mm512_slli_epi32(_mm512_madd_epi16(twice(y[i].sums), words), 5);
         __m512i total = add_half<0>(_mm512_sub_epi32(_mm512_setzero_si512(), too_much), a, b, y[i].values, words);
         total = add_half<1>(total, a, b, y[i].values, words);
-        const __m128 d = _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(int(a.d | uint32_t(b.d) << 16))), _mm_set1_ps(y[i].d));
+        const __m128 d = _mm_mul_ps(scales_of(a, b), _mm_set1_ps(y[i].d));
         products = _mm512_fmadd_ps(spread<0, 1>(d), _mm512_cvtepi32_ps(total), products);
     }
-    rows.product(0) = sum(_mm512_castps512_ps256(products));
-    rows.product(1) = sum(_mm512_extractf32x8_ps(products, 1));
+    write_sums(rows, 0, products);
 }
 
 // ---------------------------------------------------------------- Q4_0, Q8_0 and MXFP4
@@ -200,7 +213,7 @@ AVX512 inline __m512i nibbles(const uint8_t * first, const uint8_t * second) {
 }
 
 template <typename Weights> AVX512 inline __m512 scale(const Weights & a, const Weights & b) {
-    return spread<0, 1>(_mm_cvtph_ps(_mm_cvtsi32_si128(int(a.d | uint32_t(b.d) << 16))));
+    return spread<0, 1>(scales_of(a, b));
 }
 
 AVX512 inline __m512 scale(const weights_mxfp4 & a, const weights_mxfp4 & b) {
@@ -225,11 +238,8 @@ template <typename Weights, uint8_t OFFSET, int N_SUMS, int N_PAIRS>
 AVX512 void group_of_blocks(int64_t n, const row_group & rows, const char * activations) {
     const auto * y = reinterpret_cast<const block_q8_0 *>(activations);
     __m512 sums[N_PAIRS][N_SUMS] = {};
-    int64_t i = 0;
-    for (; i + N_SUMS <= n / 32; i += N_SUMS) {
-        for (int r = 0; r < 2 * N_PAIRS; r++) {
-            prefetch(uintptr_t(&rows.block<Weights>(r, i)) + rows.to_next, N_SUMS * sizeof(Weights));
-        }
+    for (int64_t i = 0; i < n / 32; i += N_SUMS) {
+        rows.ask<Weights>(2 * N_PAIRS, i, N_SUMS);
         for (int k = 0; k < N_SUMS; k++) {
             const __m512i values = twice(y[i + k].values);
             const __m512i offset = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(char(OFFSET)), values);
@@ -243,9 +253,7 @@ AVX512 void group_of_blocks(int64_t n, const row_group & rows, const char * acti
         }
     }
     for (int p = 0; p < N_PAIRS; p++) {
-        const __m512 total = N_SUMS == 1 ? sums[p][0] : _mm512_add_ps(sums[p][0], sums[p][N_SUMS - 1]);
-        rows.product(2 * p) = sum(_mm512_castps512_ps256(total));
-        rows.product(2 * p + 1) = sum(_mm512_extractf32x8_ps(total, 1));
+        write_sums(rows, p, N_SUMS == 1 ? sums[p][0] : _mm512_add_ps(sums[p][0], sums[p][N_SUMS - 1]));
     }
 }
 
