@@ -23,15 +23,7 @@ constexpr int64_t HIDDEN_BLOCK = 8;  // rows of gate, then of up, that a thread 
 constexpr int64_t OUT_BLOCK = 32;    // rows of down
 constexpr auto SPIN_TIME = std::chrono::milliseconds(20);  // longer than one token's gap between two layers
 
-constexpr uint32_t N_BARRIERS = 2;   // of a run
-
-int rounds_of(int n_threads) {
-    int rounds = 0;
-    while ((1 << rounds) < n_threads) {
-        rounds++;
-    }
-    return rounds;
-}
+constexpr uint32_t N_PHASES = 2;  // of a run
 
 void pause() {
 #if defined(__x86_64__)
@@ -62,21 +54,27 @@ span share(int64_t n, int thread, int n_threads) {
 // half nobody has taken. Threads are not equally fast: two on one core get less than one alone.
 class block_queue {
   public:
-    block_queue(int64_t n_blocks, std::atomic<int64_t> & taken, int thread, int n_threads)
-        : n(n_blocks), n_owned(n_blocks / 2), shared(taken), own(share(n_owned, thread, n_threads)) {}
+    block_queue(int64_t groups, int64_t rows, int64_t block_rows, std::atomic<int64_t> & taken_blocks, int thread, int n_threads)
+        : n_groups(groups), n_rows(rows), size(block_rows), of_group((rows + block_rows - 1) / block_rows), n_owned(groups * of_group / 2), taken(taken_blocks),
+          own(share(n_owned, thread, n_threads)) {}
 
-    // The next block's index; n when there are no more.
-    int64_t take() {
-        if (own.begin < own.end) {
-            return own.begin++;
-        }
-        return std::min(n, n_owned + shared.fetch_add(1, std::memory_order_relaxed));
+    // The next block; its group is n_groups when there are no more.
+    block take() {
+        const int64_t index = own.begin < own.end ? own.begin++ : n_owned + taken.fetch_add(1, std::memory_order_relaxed);
+        const int64_t first = index % of_group * size;
+        return { std::min(n_groups, index / of_group), first, std::min(size, n_rows - first) };
     }
 
+    // How many rows of the same matrix are its own and follow this block, the last one taken.
+    int64_t own_rows_after(const block & b) const { return std::min((own.end - own.begin) * size, n_rows - b.first - b.n); }
+
   private:
-    const int64_t n;
+    const int64_t n_groups;
+    const int64_t n_rows;  // of each expert
+    const int64_t size;
+    const int64_t of_group;
     const int64_t n_owned;
-    std::atomic<int64_t> & shared;
+    std::atomic<int64_t> & taken;
     span own;
 };
 
@@ -92,6 +90,32 @@ size_t converted_bytes(const expert_matrix & m) {
 void prefetch(const void * from, size_t bytes) {
     for (size_t b = 0; b < bytes; b += 64) {
         __builtin_prefetch(reinterpret_cast<const void *>(uintptr_t(from) + b), /*for writing=*/0, /*locality=*/2);
+    }
+}
+
+// What a thread asks for while it waits, a few lines at a time, so that memory is not idle.
+class spare_time {
+  public:
+    spare_time(const char * from, size_t bytes) : at(from), end(from + bytes) {}
+
+    void use() {
+        if (at < end) {
+            prefetch(at, PIECE);
+            at += PIECE;
+        } else {
+            pause();
+        }
+    }
+
+  private:
+    static constexpr size_t PIECE = 512;
+    const char * at;
+    const char * end;
+};
+
+template <typename T> void grow(std::vector<T> & v, size_t size) {
+    if (v.size() < size) {
+        v.resize(size);
     }
 }
 
@@ -127,7 +151,7 @@ void check_matrix(const expert_matrix & m) {
 }  // namespace
 
 cold_lane::cold_lane(int threads)
-    : n_threads(threads), n_rounds(rounds_of(threads)), signals(size_t(std::max(0, threads) * n_rounds)), scratches(size_t(std::max(0, threads))) {
+    : n_threads(threads), arrivals(size_t(std::max(0, threads))), scratches(size_t(std::max(0, threads))) {
     require(n_threads >= 1, "the CPU lane needs at least one thread");
     ggml_cpu_init();  // the tables of ggml's kernels
     try {
@@ -173,15 +197,17 @@ void cold_lane::run(const cold_layer & layer, const float * x, int32_t n_tokens,
     if (n_rows == 0) {
         return;
     }
-    const size_t largest = group_rows();
+    const size_t x_bytes = size_t(n_tokens) * converted_bytes(layer.gate);
+    const size_t up_bytes = size_t(n_tokens) * converted_bytes(layer.up);
+    const size_t h_bytes = group_rows() * converted_bytes(layer.down);
     for (scratch & s : scratches) {
-        s.has_token.assign(size_t(n_tokens), 0);
-        s.x.resize(size_t(n_tokens) * converted_bytes(layer.gate));
-        s.x_up.resize(size_t(n_tokens) * converted_bytes(layer.up));
-        s.h.resize(largest * converted_bytes(layer.down));
+        grow(s.job_of_token, size_t(n_tokens));
+        grow(s.x, x_bytes);
+        grow(s.x_up, up_bytes);
+        grow(s.h, h_bytes);
     }
-    hidden.resize(size_t(n_rows) * size_t(layer.gate.n_out));
-    current = { &layer, x, out };
+    grow(hidden, size_t(n_rows) * size_t(layer.gate.n_out));
+    current = { current.number + 1, layer, x, out };
     hidden_taken.store(0, std::memory_order_relaxed);
     out_taken.store(0, std::memory_order_relaxed);
 
@@ -195,6 +221,7 @@ void cold_lane::run(const cold_layer & layer, const float * x, int32_t n_tokens,
         wake.notify_all();
     }
     work(0);
+    wait_for_all(generation.load(std::memory_order_relaxed) * N_PHASES + N_PHASES, pause);
 }
 
 // Puts rows of the same expert together, so that its weights are read once. Returns the size of the largest group.
@@ -207,16 +234,35 @@ size_t cold_lane::group_rows() {
         while (end < sorted.size() && sorted[end].expert == sorted[begin].expert) {
             end++;
         }
-        groups.push_back({ begin, end });
+        groups.push_back({ sorted[begin].expert, begin, end });
         largest = std::max(largest, end - begin);
     }
     return largest;
 }
 
+void cold_lane::arrive(int thread, uint32_t phase) {
+    arrivals[size_t(thread)].phase.store(phase, std::memory_order_release);
+}
+
+// Returns when all threads have arrived at the end of this phase. Each is asked for itself: one transfer of a line for each, at
+// the same time.
+template <typename F> void cold_lane::wait_for_all(uint32_t phase, F && meanwhile) {
+    for (const arrival & a : arrivals) {
+        for (int spins = 0; int32_t(a.phase.load(std::memory_order_acquire) - phase) < 0;) {
+            if (spins < 2000) {
+                spins++;
+                meanwhile();
+            } else {
+                std::this_thread::yield();  // fewer processors than threads
+            }
+        }
+    }
+}
+
 void cold_lane::work(int thread) {
     const job & j = current;
-    const uint32_t first_barrier = generation.load(std::memory_order_relaxed) * N_BARRIERS;
-    const cold_layer & l = *j.layer;
+    const uint32_t first_phase = generation.load(std::memory_order_relaxed) * N_PHASES;
+    const cold_layer & l = j.layer;
     const ggml_type x_type = traits_of(l.gate)->vec_dot_type;
     const ggml_type up_type = traits_of(l.up)->vec_dot_type;
     const ggml_type h_type = traits_of(l.down)->vec_dot_type;
@@ -228,25 +274,21 @@ void cold_lane::work(int thread) {
     const int64_t n_out = l.down.n_out;
     const int64_t n_groups = int64_t(groups.size());
 
-    const auto block_of = [&](int64_t index, int64_t n_rows_of_expert, int64_t size) {
-        const int64_t of_expert = (n_rows_of_expert + size - 1) / size;
-        const int64_t first = index % of_expert * size;
-        return block{ index / of_expert, first, std::min(size, n_rows_of_expert - first) };
-    };
     const auto weights_of = [&](const expert_matrix & m, const block & b) {
-        return b.group < n_groups ? m.row(sorted[groups[size_t(b.group)].begin].expert, b.first) : nullptr;
+        return b.group < n_groups ? m.row(groups[size_t(b.group)].expert, b.first) : nullptr;
     };
     // The blocks of a phase in the order in which this thread computes them, each with the one after it.
-    block_queue hidden_blocks((n_ff + HIDDEN_BLOCK - 1) / HIDDEN_BLOCK * n_groups, hidden_taken, thread, n_threads);
-    block_queue out_blocks((n_out + OUT_BLOCK - 1) / OUT_BLOCK * n_groups, out_taken, thread, n_threads);
-    block b = block_of(hidden_blocks.take(), n_ff, HIDDEN_BLOCK);
-    block o = block_of(out_blocks.take(), n_out, OUT_BLOCK);
+    block_queue hidden_blocks(n_groups, n_ff, HIDDEN_BLOCK, hidden_taken, thread, n_threads);
+    block_queue out_blocks(n_groups, n_out, OUT_BLOCK, out_taken, thread, n_threads);
+    block b = hidden_blocks.take();
+    block o = out_blocks.take();
 
     if (b.group < n_groups) {  // on its way while the activations are converted
-        prefetch(weights_of(l.gate, b), PREFETCH_AHEAD);
+        prefetch(weights_of(l.gate, b), size_t(b.n) * l.gate.row_bytes());
     }
+    spare_time until_hidden(weights_of(l.down, o), o.group < n_groups ? size_t(o.n + out_blocks.own_rows_after(o)) * l.down.row_bytes() : 0);
     while (b.group < n_groups) {
-        const block next = block_of(hidden_blocks.take(), n_ff, HIDDEN_BLOCK);
+        const block next = hidden_blocks.take();
         const char * gate_weights = weights_of(l.gate, b);
         const char * up_weights = weights_of(l.up, b);
         const char * after = next.group < n_groups ? weights_of(l.gate, next) : weights_of(l.down, o);
@@ -256,8 +298,8 @@ void cold_lane::work(int thread) {
             const size_t token = size_t(sorted[i].token);
             char * x = s.x.data() + token * x_bytes;
             char * x_up = up_type == x_type ? x : s.x_up.data() + token * up_bytes;
-            if (!s.has_token[token]) {
-                s.has_token[token] = 1;
+            if (s.job_of_token[token] != j.number) {
+                s.job_of_token[token] = j.number;
                 const float * from = j.x + int64_t(token) * l.gate.n_in;
                 convert(x_type, from, l.gate.n_in, x);
                 if (up_type != x_type) {
@@ -274,11 +316,12 @@ void cold_lane::work(int thread) {
         }
         b = next;
     }
-    barrier(thread, first_barrier + 1);
+    arrive(thread, first_phase + 1);
+    wait_for_all(first_phase + 1, [&] { until_hidden.use(); });
 
     int64_t converted = -1;  // the group whose hidden activations are
     while (o.group < n_groups) {
-        const block next = block_of(out_blocks.take(), n_out, OUT_BLOCK);
+        const block next = out_blocks.take();
         const char * weights = weights_of(l.down, o);
         const char * after = next.group < n_groups ? weights_of(l.down, next) : weights;
         const group & g = groups[size_t(o.group)];
@@ -293,24 +336,7 @@ void cold_lane::work(int thread) {
         converted = o.group;
         o = next;
     }
-    barrier(thread, first_barrier + 2);
-}
-
-// By dissemination: in round r each thread gives a signal to the one 2^r further on, and after log2(n) rounds has heard of all.
-void cold_lane::barrier(int thread, uint32_t number) {
-    for (int round = 0; round < n_rounds; round++) {
-        const int to = (thread + (1 << round)) % n_threads;
-        signals[size_t(to * n_rounds + round)].number.store(number, std::memory_order_release);
-        const std::atomic<uint32_t> & mine = signals[size_t(thread * n_rounds + round)].number;
-        for (int spins = 0; int32_t(mine.load(std::memory_order_acquire) - number) < 0;) {
-            if (spins < 2000) {
-                spins++;
-                pause();
-            } else {
-                std::this_thread::yield();  // fewer processors than threads
-            }
-        }
-    }
+    arrive(thread, first_phase + 2);
 }
 
 void cold_lane::wait_for_job(uint32_t seen) {

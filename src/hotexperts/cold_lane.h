@@ -7,8 +7,8 @@
 // as all activations are numbers. (For several tokens of one expert ggml may run tiled kernels, which round differently.)
 //
 // Threads and memory
-//   * run() is called by one thread at a time, which works too. It has two phases, gate and up, then down, each with a barrier
-//     at its end; within a phase no two threads write the same bytes.
+//   * run() is called by one thread at a time, which works too. It has two phases, gate and up, then down; all wait for the
+//     end of the first, run() for that of the second. Within a phase no two threads write the same bytes.
 //   * Each thread converts the activations that it needs itself: that takes less time than to wait for the others.
 //   * Between runs the workers spin for a while, then sleep; nothing is allocated in run() once the buffers have grown.
 #pragma once
@@ -66,7 +66,8 @@ class cold_lane {
 
   private:
     struct job {
-        const cold_layer * layer;
+        int64_t number;
+        cold_layer layer;
         const float * x;
         float * out;
     };
@@ -77,6 +78,7 @@ class cold_lane {
         int32_t token;
     };
     struct group {  // sorted[begin] to sorted[end - 1]: the rows of one expert
+        int32_t expert;
         size_t begin;
         size_t end;
     };
@@ -84,7 +86,8 @@ class cold_lane {
     size_t group_rows();
     void stop();               // ends the workers
     void work(int thread);     // one thread's share of the current job
-    void barrier(int thread, uint32_t number);  // returns when all threads have called it
+    void arrive(int thread, uint32_t phase);  // at the end of a phase
+    template <typename F> void wait_for_all(uint32_t phase, F && meanwhile);
     void wait_for_job(uint32_t seen);
     void loop(int thread);
 
@@ -94,17 +97,16 @@ class cold_lane {
     std::vector<group> groups;
     std::vector<float> hidden;   // [n_rows][n_ff]
 
-    struct alignas(CACHE_LINE) signal {
-        std::atomic<uint32_t> number{ 0 };  // of the last barrier in which it was given
+    struct alignas(CACHE_LINE) arrival {
+        std::atomic<uint32_t> phase{ 0 };  // the last one that the thread has ended; they grow by two with each run
     };
-    const int n_rounds;                     // of a barrier
-    std::vector<signal> signals;            // [n_threads][n_rounds]
+    std::vector<arrival> arrivals;          // [n_threads]
     // Activations as gate's, up's and down's dot products want them, converted by a thread for itself when it needs them.
     struct alignas(CACHE_LINE) scratch {
-        std::vector<char> has_token;  // [n_tokens]
-        std::vector<char> x;          // [n_tokens]
-        std::vector<char> x_up;       // [n_tokens], used if up's differ from gate's
-        std::vector<char> h;          // rows of the group at hand
+        std::vector<int64_t> job_of_token;  // [n_tokens], the last job for which it was converted
+        std::vector<char> x;                // [n_tokens]
+        std::vector<char> x_up;             // [n_tokens], used if up's differ from gate's
+        std::vector<char> h;                // rows of the group at hand
     };
     std::vector<scratch> scratches;         // [n_threads]
 
