@@ -153,6 +153,52 @@ def test_load_modes_then_threads_are_tried_and_the_fastest_is_repeated(gpu: Fake
     assert benchmark.outcome.winners["cpu_experts"].label == "cpu_experts, copy, 2 threads"
 
 
+def test_what_was_fastest_once_by_luck_is_not_the_best(gpu: FakeGpu) -> None:
+    def execute(run: Run) -> dict[str, Any]:
+        if run.load_mode == "copy" and run.repetition:  # 0.01 s a token at first
+            gpu.runs.append(run)
+            return result(run, 0.03, 100 * MIB)
+        return gpu.execute(run)
+
+    benchmark = runner.Benchmark(options("cpu_experts", threads=(2,)), execute)
+    benchmark.run()
+    assert [(r.load_mode, r.repetition) for r in gpu.runs] == [
+        ("mmap", 0),
+        ("copy", 0),
+        ("copy", 1),
+        ("mmap", 1),
+        ("mmap", 2),
+    ]
+    assert benchmark.outcome.winners["cpu_experts"].load_mode == "mmap"
+
+
+def test_a_repetition_that_fails_is_not_tried_again(gpu: FakeGpu) -> None:
+    def execute(run: Run) -> dict[str, Any]:
+        if run.repetition == 1 and run.load_mode == "copy":
+            gpu.runs.append(run)
+            raise runner.RunFailedError("out of memory")
+        return gpu.execute(run)
+
+    benchmark = runner.Benchmark(options("cpu_experts", threads=(2,), load_modes=("copy",)), execute)
+    benchmark.run()
+    assert [r.repetition for r in gpu.runs] == [0, 1, 2]
+    assert benchmark.outcome.failures == ["out of memory"]
+    assert benchmark.outcome.winners["cpu_experts"].load_mode == "copy"
+
+
+def test_hot_experts_take_no_more_than_any_layers_row(gpu: FakeGpu) -> None:
+    def execute(run: Run) -> dict[str, Any]:
+        answer = gpu.execute(run)
+        if run.mode.name == "layers" and run.load_mode == "copy":
+            answer["vram_peak"] += 100 * MIB
+        return answer
+
+    benchmark = runner.Benchmark(options("layers", "hot_experts", threads=(2,)), execute)
+    benchmark.run()
+    peaks = [(run.mode.name, r["vram_peak"]) for run, r in benchmark.outcome.measured]
+    assert max(p for name, p in peaks if name == "hot_experts") <= min(p for name, p in peaks if name == "layers")
+
+
 def test_layers_fill_the_budget_and_hot_experts_take_no_more(gpu: FakeGpu) -> None:
     gpu.extra = 130 * MIB
     benchmark = runner.Benchmark(options("layers", "hot_experts", threads=(2,), load_modes=("mmap",)), gpu.execute)

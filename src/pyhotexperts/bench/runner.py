@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,7 +47,7 @@ class Options:
 
 @dataclass
 class Outcome:
-    """What was measured, and the best configuration of each mode."""
+    """What was measured, and the best configuration of each mode: of those with all repetitions none has a smaller median."""
 
     measured: list[tuple[Run, dict[str, Any]]] = field(default_factory=list)
     winners: dict[str, Run] = field(default_factory=dict)
@@ -95,32 +97,44 @@ class Benchmark:
         self.outcome = Outcome()
         self._execute = execute
         self._report = report
+        self._tried: dict[str, list[Run]] = {}  # all that might win, by key_of
+        self._seconds: dict[str, list[float]] = {}  # of each repetition, by label; what failed took for ever
 
     def run(self) -> None:
-        """Measure everything: first each mode with its variants, then the winners in turn."""
+        """Measure everything: first each mode with its variants, then in turn what is fastest of each mode."""
         for mode in self.options.modes:
             fitted = mode in ("layers", "hot_experts")
             for budget in self.options.vram_budgets if fitted else (None,):
                 self._first(mode, budget)
-        winners = list(self.outcome.winners.values())
-        for repetition in range(1, self.options.repetitions):
-            shift = repetition % max(1, len(winners))
-            for run in winners[shift:] + winners[:shift]:
-                self._measure(run.repeated(repetition))
+        turn = 0
+        while runs := [run for run in self.outcome.winners.values() if self._n_done(run) < self.options.repetitions]:
+            turn += 1
+            shift = turn % len(runs)
+            for run in runs[shift:] + runs[:shift]:
+                result = self._measure(run.repeated(self._n_done(run)))
+                self._seconds[run.label].append(math.inf if result is None else _seconds_of(result))
+                self._choose()
+
+    def _n_done(self, run: Run) -> int:
+        return len(self._seconds[run.label])
+
+    def _choose(self) -> None:
+        """The fastest of each mode so far: a first repetition that was lucky does not last."""
+        for key, runs in self._tried.items():
+            self.outcome.winners[key] = min(runs, key=lambda run: statistics.median(self._seconds[run.label]))
 
     # ------------------------------------------------------------ first repetition
 
     def _first(self, mode: Mode | str, budget: int | None) -> None:
-        """Run the mode with each load mode, then with the best of them and the other numbers of threads.
-
-        What generates fastest (without generation: reads fastest) wins.
-        """
+        """Run the mode with each load mode, then with the best of them and the other numbers of threads."""
         tried = self._try(mode, self._variants(mode, budget))
         if tried and mode != "full_gpu":  # threads do not matter there
             fastest = min(tried, key=itemgetter(0))[1]
             tried += self._try(mode, [replace(fastest, n_threads=t) for t in self.options.threads[1:]])
         if tried:
-            self.outcome.winners[key_of(mode, budget)] = min(tried, key=itemgetter(0))[1]
+            self._tried[key_of(mode, budget)] = [run for _, run in tried]
+            self._seconds.update({run.label: [seconds] for seconds, run in tried})
+            self._choose()
 
     def _try(self, mode: Mode | str, runs: list[Run]) -> list[tuple[float, Run]]:
         """Measure the runs; seconds and run of those that did not fail."""
@@ -131,7 +145,7 @@ class Benchmark:
             else:
                 result = self._measure(run)
             if result is not None:
-                done.append((sum(result["steps_seconds"]) or result["prompt_seconds"], self.outcome.measured[-1][0]))
+                done.append((_seconds_of(result), self.outcome.measured[-1][0]))
         return done
 
     def _variants(self, mode: Mode | str, budget: int | None) -> list[Run]:
@@ -183,13 +197,13 @@ class Benchmark:
         return low
 
     def _fitted(self, run: Run) -> dict[str, Any] | None:
-        """Run hot experts with as many slots as keep the peak within that of `layers`, or within the budget.
+        """Run hot experts with as many slots as keep the peak within that of all `layers` rows, or within the budget.
 
         The slots of its mode are tried first, 0 = guess them.
         """
-        layers = self.outcome.winners.get(key_of("layers", run.vram_budget))
-        peaks = [r["vram_peak"] for other, r in self.outcome.measured if layers and other.label == layers.label]
-        limit = max(peaks) if peaks else run.vram_budget
+        layers = {other.label for other in self._tried.get(key_of("layers", run.vram_budget), ())}
+        peaks = [r["vram_peak"] for other, r in self.outcome.measured if other.label in layers]
+        limit = min(peaks) if peaks else run.vram_budget
         probe = replace(run, mode=Mode("hot_experts", 1))
         memory = placement.plan(_request(run), probe.mode.offload())
         slot = max((m.slot for m in memory), default=0)
@@ -230,6 +244,11 @@ class Benchmark:
             return None
         self.outcome.measured.append((run, result))
         return result
+
+
+def _seconds_of(result: dict[str, Any]) -> float:
+    """What decides which configuration is fastest: the time of generation, or of the prompt if nothing is generated."""
+    return float(sum(result["steps_seconds"]) or result["prompt_seconds"])
 
 
 def _request(run: Run) -> placement.LoadRequest:

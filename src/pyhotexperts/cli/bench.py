@@ -29,8 +29,8 @@ def add_parser(commands: Any) -> None:
         "bench",
         help="compare the speed of offload modes",
         description="Compare the speed of offload modes at equal VRAM. Each measurement runs in a process of its own; "
-        "each mode is first tried with each load mode, then with the other numbers of threads, and its fastest variant "
-        "is repeated.",
+        "each mode is first tried with each load mode, then with the other numbers of threads, and what is fastest "
+        "by its median is repeated.",
     )
     g = parser.add_argument_group("what")
     add_model_file(g)
