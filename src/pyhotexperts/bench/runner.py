@@ -47,7 +47,7 @@ class Options:
 
 @dataclass
 class Outcome:
-    """What was measured, and the best configuration of each mode: of those with all repetitions none has a smaller median."""
+    """What was measured, and the best configuration of each mode: the one with the smallest median."""
 
     measured: list[tuple[Run, dict[str, Any]]] = field(default_factory=list)
     winners: dict[str, Run] = field(default_factory=dict)
