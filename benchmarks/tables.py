@@ -175,7 +175,7 @@ def speed_line(row: Row, rows: list[Row], budget: str) -> list[str]:
         str(row["repetitions"]),
         str(row["vram_peak_mib"]),
         "" if row["hit_rate"] is None else f"{row['hit_rate']:.0%}",
-        f"{row['median_ts']:.1f} ± {row['stddev_ts']:.1f}",
+        figure(row["median_ts"]) + (f" ± {row['stddev_ts']:.1f}" if row["repetitions"] > 1 else ""),
         figure(cold.get("median_ts")),
         figure(row["ratio_cpu_experts"], 2),
         figure(row["ratio_layers"], 2),

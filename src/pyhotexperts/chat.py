@@ -39,8 +39,8 @@ class ChatPrompts:
         template = self.template
         if template is None:
             raise UnavailableError(
-                f"{self._path} has no chat template: if it is no chat model, use generate(), else give one with "
-                "Model(chat_template=...) or --chat-template-file"
+                f"{self._path} has no chat template: if it is no chat model, use `generate`, else give one with "
+                "Model(chat_template=...), on the command line --chat-template-file"
             )
         variables = {
             "add_generation_prompt": True,

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import pyhotexperts as phx
-from pyhotexperts.bench import runner
+from pyhotexperts import competition
+from pyhotexperts.bench import child, runner
 from pyhotexperts.bench.config import Mode, Run
 
 
@@ -61,6 +62,23 @@ def test_another_build_is_measured_or_none(tmp_path: Path) -> None:
     assert runner.execute(measured)["package"] == str(Path(phx.__file__).resolve().parent)
     with pytest.raises(phx.ConfigError, match="Python took the package in"):
         runner.execute(measured, package=str(tmp_path))
+
+
+def test_other_programs_are_looked_for_while_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def hint(before: competition.Times | None, after: competition.Times | None, n_threads: int) -> str:
+        seen.append((before, after, n_threads))
+        return "they were busy"
+
+    monkeypatch.setattr(competition, "hint", hint)
+    run = Run(str(phx.embedded_model()), Mode("cpu_experts"), 8, 4, 0, 8, 8, 2, "mmap", "f16", "f16", "on", None, 0)
+    measured = child.measure(run)
+    assert measured["disturbance"] == "they were busy"
+    ((before, after, n_threads),) = seen
+    assert n_threads == 2
+    if before is not None and after is not None:  # the system tells
+        assert after.clock - before.clock > measured["prompt_seconds"] + sum(measured["steps_seconds"])
 
 
 def test_the_machines_bounds_need_a_cuda_compiler(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,6 +217,7 @@ def test_bench_measures_real_runs(extra: tuple[str, ...]) -> None:
         ("tg6 warm", True, 2),
     ]
     assert all(row["median_ts"] > 1 for row in rows)
+    assert {row["n_ctx"] for row in rows} == {256}  # room for 102 tokens, rounded up
     assert b"repetition 2 of 2" in run.stderr
 
 

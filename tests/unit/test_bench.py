@@ -35,9 +35,11 @@ def result(run: Run, step: float = 0.01, vram: int = 0, **more: Any) -> dict[str
         "prompt_seconds": 0.5,
         "steps_seconds": [step * 2] * min(run.n_gen, COLD_TOKENS) + [step] * max(0, run.n_gen - COLD_TOKENS),
         "vram_peak": vram,
+        "n_ctx": 256,
         "slots": None,
         "policy": None,
         "cache": {},
+        "disturbance": None,
         **more,
     }
 
@@ -274,6 +276,31 @@ def rows(gpu: FakeGpu) -> list[summary.Row]:
     benchmark = runner.Benchmark(options("cpu_experts", Mode("layers", 40), "hot_experts"), gpu.execute)
     benchmark.run()
     return summary.rows(benchmark.outcome.measured, {r.label for r in benchmark.outcome.winners.values()}, 100.0)
+
+
+def test_what_was_measured_once_has_no_spread(rows: list[summary.Row]) -> None:
+    for row in rows:
+        assert (row["stddev_ts"] is None) == (row["stddev_ns"] is None) == (row["repetitions"] == 1)
+
+
+def test_disturbed_measurements_are_counted_and_warned_of(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:
+    def execute(run: Run) -> dict[str, Any]:
+        answer = gpu.execute(run)
+        if (run.n_threads, run.repetition) in ((1, 0), (2, 1)):
+            answer["disturbance"] = "other programs were busy"
+        return answer
+
+    benchmark = runner.Benchmark(options("cpu_experts", load_modes=("copy",)), execute)
+    benchmark.run()
+    made = cli_bench.rows_of(benchmark.outcome, None)
+    assert {(row["n_threads"], row["repetitions"], row["disturbed"]) for row in made} == {(1, 1, 1), (2, 3, 1)}
+    cli_bench.warn_of_competition(benchmark.outcome)
+    assert [r.getMessage() for r in caplog.records] == [
+        "2 of 4 measurements were disturbed; measure again. cpu_experts, copy, 1 thread: other programs were busy"
+    ]
+    caplog.clear()
+    cli_bench.warn_of_competition(runner.Outcome(measured=benchmark.outcome.measured[-1:]))
+    assert not caplog.records
 
 
 def test_rows_have_medians_and_ratios(rows: list[summary.Row]) -> None:

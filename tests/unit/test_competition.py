@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pyhotexperts.cli import competition
-from pyhotexperts.cli.competition import Times, hint
+from pyhotexperts import competition
+from pyhotexperts.competition import Times, hint
 
 START = Times(10.0, 100.0, 5.0)
 

@@ -80,11 +80,18 @@ def test_all_modes_at_each_budget(tables: ModuleType) -> None:
         for mode in ("cpu_experts", "layers:40", "hot_experts:44", "full_gpu")
     ]
     hot = dict(zip(heading, body[2], strict=True))
-    assert (hot["tokens/s"], hot["cold"], hot["hits"]) == ("200.0 ± 0.0", "100.0", "75%")
+    assert (hot["tokens/s"], hot["cold"], hot["hits"]) == ("200.0", "100.0", "75%")
     assert (hot["/ cpu_experts"], hot["/ layers"], hot["prompt tokens/s"]) == ("4.00", "2.00", "128")
     assert hot["time / bound"] == "1.11"  # 5 ms, of 2 ms and 0.25 GB at 100 GB/s
     assert "abc1234" in text
     assert "(results/2026-12-01-a.jsonl)" in text
+
+
+def test_what_was_measured_more_than_once_has_a_spread(tables: ModuleType) -> None:
+    lines = [{**line, "repetitions": 2, "stddev_ts": 3.14} for line in comparison("30b.gguf", 0.005, 8 * GIB)]
+    heading, *body = cells(tables.TABLES["30b"](lines))
+    hot = dict(zip(heading, body[2], strict=True))
+    assert (hot["tokens/s"], hot["repetitions"]) == ("200.0 ± 3.1", "2")
 
 
 def test_each_row_has_its_commit_if_there_are_several(tables: ModuleType) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyhotexperts as phx
+from pyhotexperts import competition
 from pyhotexperts.bench.config import PARTS, SEGMENT, Run, read_text
 from pyhotexperts.errors import ConfigError, PyHotExpertsError, UnavailableError
 
@@ -105,6 +106,7 @@ def measure(run: Run) -> dict[str, Any]:
         if run.n_depth:
             model.eval(own[: run.n_depth])
             finish(model)
+        before_timing = competition.times()
         mark = time.perf_counter()
         if run.n_prompt:
             model.eval(own[run.n_depth : run.n_depth + run.n_prompt])
@@ -117,6 +119,8 @@ def measure(run: Run) -> dict[str, Any]:
             if tokens:
                 seconds, cache[name] = generate(model, tokens)
                 steps += seconds
+        n_busy = 1 if run.mode.name == "full_gpu" else run.n_threads
+        disturbance = competition.hint(before_timing, competition.times(), n_busy)
         peak = max(peak, vram_used())
         status = model.cache.status
         return {
@@ -126,6 +130,7 @@ def measure(run: Run) -> dict[str, Any]:
             "model_n_params": model.info.n_params,
             "expert_bytes_in_ram": model.info.expert_bytes_in_ram,
             "n_gpu_layers": model.n_gpu_layers,
+            "n_ctx": model.n_ctx,
             "load_seconds": load_seconds,
             "prompt_seconds": prompt_seconds,
             "steps_seconds": steps,
@@ -135,6 +140,7 @@ def measure(run: Run) -> dict[str, Any]:
             "policy": status.policy if status.active else None,
             "pinned": status.pinned,
             "cache": cache,
+            "disturbance": disturbance,
         }
 
 

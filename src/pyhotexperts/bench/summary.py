@@ -89,7 +89,7 @@ def _rows(group: list[Measured]) -> list[Row]:
         "expert_bytes_in_ram": first["expert_bytes_in_ram"],
         "offload_mode": str(run.mode),
         "load_mode": run.load_mode,
-        "n_ctx": run.load_options["n_ctx"],
+        "n_ctx": first.get("n_ctx", run.load_options["n_ctx"]),  # another build may not say
         "n_batch": run.n_batch,
         "n_ubatch": run.n_ubatch,
         "n_threads": run.n_threads,
@@ -100,6 +100,7 @@ def _rows(group: list[Measured]) -> list[Row]:
         "n_depth": run.n_depth,
         "test_time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "repetitions": len(group),
+        "disturbed": sum(bool(r.get("disturbance")) for _, r in group),
         "vram_budget_mib": None if run.vram_budget is None else run.vram_budget >> 20,
         "vram_peak_mib": round(max(r["vram_peak"] for _, r in group) / 2**20),
         "load_seconds": statistics.median(r["load_seconds"] for _, r in group),
@@ -157,9 +158,9 @@ def _speed(n_tokens: int, seconds: list[float]) -> Row:
     speeds = [n_tokens / s for s in seconds]
     return {
         "avg_ns": round(1e9 * statistics.mean(seconds)),
-        "stddev_ns": round(1e9 * spread(seconds)),
+        "stddev_ns": None if len(seconds) == 1 else round(1e9 * spread(seconds)),
         "avg_ts": statistics.mean(speeds),
-        "stddev_ts": spread(speeds),
+        "stddev_ts": None if len(seconds) == 1 else spread(speeds),
         "median_ts": statistics.median(speeds),
         "min_ts": min(speeds),
         "max_ts": max(speeds),

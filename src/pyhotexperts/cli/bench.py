@@ -52,7 +52,7 @@ def add_parser(commands: Any) -> None:
     g.add_argument("-p", "--n-prompt", type=int, default=512, metavar="N", help="prompt tokens; default: 512")
     g.add_argument("-n", "--n-gen", type=int, default=128, metavar="N", help="generated tokens; default: 128")
     g.add_argument("-d", "--n-depth", type=int, default=0, metavar="N", help="tokens of context before; default: 0")
-    g.add_argument("-r", "--repetitions", type=int, default=3, metavar="N", help="default: 3")
+    g.add_argument("-r", "--repetitions", type=int, default=3, metavar="N", help="of the fastest; default: 3")
     g = parser.add_argument_group("tokens")
     g.add_argument("--text", metavar="FNAME", help="real text; default: the package's own, of several kinds")
     g.add_argument("--consecutive", action="store_true", help="consecutive token ids, for geometry models")
@@ -65,7 +65,8 @@ def add_parser(commands: Any) -> None:
         convert=whole_numbers,
         nargs="+",
         metavar="N",
-        help="CPU threads, each is tried, load modes with the first; default: all physical cores, and one fewer",
+        help="CPU threads, each is tried, load modes with the first; default: all physical cores and, of more "
+        "than two, one fewer",
     )
     add(
         g,
@@ -196,7 +197,7 @@ def run(
         picture.check(arguments.plot, "--plot")
     gb_per_second = None if arguments.machine is None else bound.cold_bandwidth(arguments.machine)
     if not machine.has_gpu():
-        logger.warning("only cpu_experts is measured, and neither budget nor slots matter: %s", machine.no_gpu_reason())
+        logger.warning("only cpu_experts is measured: %s", machine.no_gpu_reason())
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     with tqdm(file=sys.stderr, unit=" runs", disable=not is_terminal, bar_format="{desc}") as bar:
 
@@ -214,6 +215,7 @@ def run(
             bar.set_description_str("")
             rows = rows_of(benchmark.outcome, gb_per_second)
             show(rows, arguments.output, more or {})
+            warn_of_competition(benchmark.outcome)
             if arguments.plot is not None and rows:
                 plot.draw(rows, arguments.plot)
     if benchmark.outcome.failures:
@@ -223,6 +225,15 @@ def run(
 def rows_of(outcome: runner.Outcome, gb_per_second: float | None) -> list[output.Row]:
     """The rows of what has finished."""
     return summary.rows(outcome.measured, {run.label for run in outcome.winners.values()}, gb_per_second)
+
+
+def warn_of_competition(outcome: runner.Outcome) -> None:
+    """Say which figures are not the machine's own."""
+    disturbed = [(run, result["disturbance"]) for run, result in outcome.measured if result.get("disturbance")]
+    if disturbed:
+        run, word = disturbed[0]
+        n = f"{len(disturbed)} of {len(outcome.measured)} measurements"
+        logger.warning("%s were disturbed; measure again. %s: %s", n, run.label, word)
 
 
 def show(rows: list[output.Row], kind: str, more: output.Row) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pyhotexperts import machine
-from pyhotexperts.cli import competition, generate, options
+from pyhotexperts import competition, machine
+from pyhotexperts.cli import generate, options
 from pyhotexperts.cli.watch import Watch
 from pyhotexperts.model import Model
 from pyhotexperts.results import Generation, Routing

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pyhotexperts import competition
 from pyhotexperts.cache import CacheStatus
-from pyhotexperts.cli import competition, options
+from pyhotexperts.cli import options
 from pyhotexperts.errors import ConfigError
 from pyhotexperts.generation import Stream
 from pyhotexperts.results import Generation
