@@ -21,7 +21,8 @@ namespace {
 
 constexpr int64_t HIDDEN_BLOCK = 8;  // rows of gate, then of up, that a thread takes at a time
 constexpr int64_t OUT_BLOCK = 32;    // rows of down
-constexpr auto SPIN_TIME = std::chrono::milliseconds(20);  // longer than one token's gap between two layers
+constexpr auto LAYER_GAP = std::chrono::microseconds(500);  // longer than what lies between two layers of one token
+constexpr auto SPIN_TIME = std::chrono::milliseconds(20);   // and between two tokens
 
 constexpr uint32_t N_PHASES = 2;  // of a run
 
@@ -221,7 +222,7 @@ void cold_lane::run(const cold_layer & layer, const float * x, int32_t n_tokens,
         wake.notify_all();
     }
     work(0);
-    wait_for_all(generation.load(std::memory_order_relaxed) * N_PHASES + N_PHASES, pause);
+    wait_for_all(generation.load(std::memory_order_relaxed) * N_PHASES, pause);
 }
 
 // Puts rows of the same expert together, so that its weights are read once. Returns the size of the largest group.
@@ -244,6 +245,10 @@ void cold_lane::arrive(int thread, uint32_t phase) {
     arrivals[size_t(thread)].phase.store(phase, std::memory_order_release);
 }
 
+bool cold_lane::is_over(uint32_t phase) const {
+    return std::all_of(arrivals.begin(), arrivals.end(), [&](const arrival & a) { return int32_t(a.phase.load(std::memory_order_relaxed) - phase) >= 0; });
+}
+
 // Returns when all threads have arrived at the end of this phase. Each is asked for itself: one transfer of a line for each, at
 // the same time.
 template <typename F> void cold_lane::wait_for_all(uint32_t phase, F && meanwhile) {
@@ -261,7 +266,7 @@ template <typename F> void cold_lane::wait_for_all(uint32_t phase, F && meanwhil
 
 void cold_lane::work(int thread) {
     const job & j = current;
-    const uint32_t first_phase = generation.load(std::memory_order_relaxed) * N_PHASES;
+    const uint32_t last_phase = generation.load(std::memory_order_relaxed) * N_PHASES;
     const cold_layer & l = j.layer;
     const ggml_type x_type = traits_of(l.gate)->vec_dot_type;
     const ggml_type up_type = traits_of(l.up)->vec_dot_type;
@@ -316,8 +321,8 @@ void cold_lane::work(int thread) {
         }
         b = next;
     }
-    arrive(thread, first_phase + 1);
-    wait_for_all(first_phase + 1, [&] { until_hidden.use(); });
+    arrive(thread, last_phase - 1);
+    wait_for_all(last_phase - 1, [&] { until_hidden.use(); });
 
     int64_t converted = -1;  // the group whose hidden activations are
     while (o.group < n_groups) {
@@ -336,14 +341,22 @@ void cold_lane::work(int thread) {
         converted = o.group;
         o = next;
     }
-    arrive(thread, first_phase + 2);
+    arrive(thread, last_phase);
 }
 
 void cold_lane::wait_for_job(uint32_t seen) {
     const auto start = std::chrono::steady_clock::now();
     for (uint32_t spins = 0; generation.load(std::memory_order_acquire) == seen && !stopping.load(std::memory_order_relaxed); spins++) {
         pause();
-        if (spins % 1024 == 1023 && std::chrono::steady_clock::now() - start > SPIN_TIME) {
+        if (spins % 1024 != 1023) {
+            continue;
+        }
+        const auto waited = std::chrono::steady_clock::now() - start;
+        if (waited < SPIN_TIME) {
+            if (waited > LAYER_GAP || !is_over(seen * N_PHASES)) {
+                std::this_thread::yield();  // fewer processors than threads: another has not ended yet, or cannot begin
+            }
+        } else {
             std::unique_lock<std::mutex> lock(sleep_mutex);
             asleep++;
             wake.wait(lock, [&] { return generation.load() != seen || stopping.load(); });

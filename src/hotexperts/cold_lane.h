@@ -87,6 +87,7 @@ class cold_lane {
     void stop();               // ends the workers
     void work(int thread);     // one thread's share of the current job
     void arrive(int thread, uint32_t phase);  // at the end of a phase
+    bool is_over(uint32_t phase) const;       // whether all threads have
     template <typename F> void wait_for_all(uint32_t phase, F && meanwhile);
     void wait_for_job(uint32_t seen);
     void loop(int thread);

@@ -336,6 +336,22 @@ static void check_overwritten_rows() {
     munmap(unread, unread_bytes);
 }
 
+// Seconds of many small jobs of a team of which most have no processor: those that wait have to leave theirs to the others.
+static double crowded_team() {
+    const int n_threads = int(std::max(64u, 4 * std::thread::hardware_concurrency()));
+    const weights w = make_weights(GGML_TYPE_Q8_0, USUAL.n_embd, USUAL.n_embd);
+    const hx::cold_layer layer = { w.matrix, w.matrix, w.matrix };
+    const std::vector<float> x = normal(size_t(USUAL.n_embd));
+    const hx::cold_row row = { 0, 1 };
+    std::vector<float> out(size_t(USUAL.n_embd));
+    hx::cold_lane lane(n_threads);
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < 300; i++) {
+        lane.run(layer, x.data(), 1, &row, 1, out.data());
+    }
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 int main(int argc, char ** argv) {
     const bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     long compared = 0;
@@ -390,6 +406,7 @@ int main(int argc, char ** argv) {
         printf("\n");
     }
     printf("conversions %ld\n", compare_conversions());
+    printf("crowded %.2f\n", crowded_team());
     printf("ok %d types %ld rows\n", n_types, compared);
     return 0;
 }

@@ -8,6 +8,7 @@ import io
 import json
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,12 +187,62 @@ def test_a_repetition_that_fails_is_not_tried_again(gpu: FakeGpu) -> None:
     assert [r.repetition for r in gpu.runs] == [0, 1, 2]
     assert benchmark.outcome.failures == ["out of memory"]
     assert benchmark.outcome.winners["cpu_experts"].load_mode == "copy"
+    beside_another = runner.Benchmark(options("cpu_experts", threads=(2,), repetitions=2), execute)
+    beside_another.run()
+    assert beside_another.outcome.winners["cpu_experts"].load_mode == "mmap"  # slower, but it does not fail
+
+
+@pytest.mark.parametrize(("steps", "best"), [((0.001, 0.0029, 0.0011), "copy"), ((0.001, 0.0029, 0.00205), "mmap")])
+def test_the_fastest_has_the_smallest_median(gpu: FakeGpu, steps: tuple[float, ...], best: str) -> None:
+    def execute(run: Run) -> dict[str, Any]:
+        gpu.runs.append(run)
+        return result(run, steps[run.repetition] if run.load_mode == "copy" else 0.002)
+
+    benchmark = runner.Benchmark(options("cpu_experts", threads=(2,)), execute)
+    benchmark.run()
+    assert benchmark.outcome.winners["cpu_experts"].load_mode == best
+
+
+def test_without_generation_the_prompt_decides(gpu: FakeGpu) -> None:
+    def execute(run: Run) -> dict[str, Any]:
+        return result(run, prompt_seconds=1.0 if run.load_mode == "mmap" else 0.5)
+
+    given = options("cpu_experts", threads=(2,), repetitions=1)
+    benchmark = runner.Benchmark(replace(given, base=replace(BASE, n_gen=0)), execute)
+    benchmark.run()
+    assert benchmark.outcome.winners["cpu_experts"].load_mode == "copy"
+
+
+def test_what_two_modes_mean_is_repeated_once(gpu: FakeGpu) -> None:
+    modes = ("layers", Mode("layers", 0))
+    given = options(*modes, threads=(2,), load_modes=("copy",), vram_budgets=(None,))
+    benchmark = runner.Benchmark(given, gpu.execute)
+    benchmark.run()
+    assert [str(run.mode) for run in gpu.runs] == ["layers:0"] * 3
+    assert {row["repetitions"] for row in cli_bench.rows_of(benchmark.outcome, None)} == {3}
+
+
+def test_slots_that_fit_are_kept_if_more_of_them_fail(gpu: FakeGpu) -> None:
+    def execute(run: Run) -> dict[str, Any]:
+        answer = gpu.execute(run)
+        if run.mode.name == "layers":
+            answer["vram_peak"] += 300 * MIB
+        elif len([r for r in gpu.runs if r.mode.name == "hot_experts"]) == 2:
+            raise runner.RunFailedError("out of memory")
+        return answer
+
+    given = options("layers", "hot_experts", threads=(2,), load_modes=("mmap",), repetitions=1)
+    benchmark = runner.Benchmark(given, execute)
+    benchmark.run()
+    first = next(r for r in gpu.runs if r.mode.name == "hot_experts")
+    assert [str(run.mode) for run, _ in benchmark.outcome.measured][1:] == [str(first.mode)]
+    assert benchmark.outcome.failures == ["out of memory"]
 
 
 def test_hot_experts_take_no_more_than_any_layers_row(gpu: FakeGpu) -> None:
     def execute(run: Run) -> dict[str, Any]:
         answer = gpu.execute(run)
-        if run.mode.name == "layers" and run.load_mode == "copy":
+        if run.mode.name == "layers" and run.load_mode == "mmap":  # the first, so it wins
             answer["vram_peak"] += 100 * MIB
         return answer
 

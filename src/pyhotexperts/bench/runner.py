@@ -107,13 +107,18 @@ class Benchmark:
             for budget in self.options.vram_budgets if fitted else (None,):
                 self._first(mode, budget)
         turn = 0
-        while runs := [run for run in self.outcome.winners.values() if self._n_done(run) < self.options.repetitions]:
+        while runs := self._unfinished():
             turn += 1
             shift = turn % len(runs)
             for run in runs[shift:] + runs[:shift]:
                 result = self._measure(run.repeated(self._n_done(run)))
                 self._seconds[run.label].append(math.inf if result is None else _seconds_of(result))
                 self._choose()
+
+    def _unfinished(self) -> list[Run]:
+        """Of what is fastest of each mode, what lacks repetitions; once, if two modes turned out to be the same."""
+        leaders = {run.label: run for run in self.outcome.winners.values()}
+        return [run for run in leaders.values() if self._n_done(run) < self.options.repetitions]
 
     def _n_done(self, run: Run) -> int:
         return len(self._seconds[run.label])
@@ -133,7 +138,8 @@ class Benchmark:
             tried += self._try(mode, [replace(fastest, n_threads=t) for t in self.options.threads[1:]])
         if tried:
             self._tried[key_of(mode, budget)] = [run for _, run in tried]
-            self._seconds.update({run.label: [seconds] for seconds, run in tried})
+            for seconds, run in tried:
+                self._seconds.setdefault(run.label, []).append(seconds)
             self._choose()
 
     def _try(self, mode: Mode | str, runs: list[Run]) -> list[tuple[float, Run]]:
@@ -220,8 +226,10 @@ class Benchmark:
             if slots < 1:
                 break
             result = self._measure(replace(run, mode=Mode("hot_experts", slots)))
-            if result is None or limit is None:
+            if limit is None or (result is None and fitting is None):
                 return result
+            if result is None:
+                break
             measured = self.outcome.measured.pop()  # in the results only if nothing fits better
             more = (limit - result["vram_peak"]) // slot  # negative: it took too much
             if more >= 0 and (fitting is None or slots > fitting[0].mode.value):
