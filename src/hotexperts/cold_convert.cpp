@@ -22,7 +22,7 @@ AVX2 inline float largest(__m256 v) {
 
 // The first of those numbers that lie furthest from zero; what is not a number is passed over.
 AVX2 inline float furthest(const float * x) {
-    __m256 most[4] = {};   // several at a time: each has to wait for the one before
+    __m256 most[4] = {};  // several at a time: each has to wait for the one before
     __m256 least[4] = {};
     for (int i = 0; i < SUPER; i += 32) {
         for (int k = 0; k < 4; k++) {

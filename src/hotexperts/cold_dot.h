@@ -27,8 +27,14 @@ struct reading {
     }
 };
 
-// The products of `n_rows` consecutive rows of n weights each with the n activations in `x`. May ask for bytes beyond the
-// weights: a prefetch never faults.
+// Asks for these bytes, which may lie beyond the weights: a prefetch never faults.
+inline void prefetch(const void * from, size_t bytes) {
+    for (size_t b = 0; b < bytes; b += 64) {
+        __builtin_prefetch(reinterpret_cast<const void *>(uintptr_t(from) + b), /*for writing=*/0, /*locality=*/2);
+    }
+}
+
+// The products of `n_rows` consecutive rows of n weights each with the n activations in `x`.
 using dots_function = void (*)(int64_t n, const char * rows, int64_t n_rows, const char * x, float * out, reading after);
 
 // NULL for types in which ggml's own kernel is as fast, and on other processors.

@@ -41,7 +41,7 @@ struct row_group {
     // Asks for what will be read at the place of these blocks.
     template <typename Weights> void ask(int n_rows, int64_t i, int n_blocks) const {
         for (int r = 0; r < n_rows; r++) {
-            prefetch(uintptr_t(&block<Weights>(r, i)) + to_next, size_t(n_blocks) * sizeof(Weights));
+            prefetch(reinterpret_cast<const void *>(uintptr_t(&block<Weights>(r, i)) + to_next), size_t(n_blocks) * sizeof(Weights));
         }
     }
 };

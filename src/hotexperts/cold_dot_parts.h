@@ -11,15 +11,9 @@
 
 namespace hx {
 
-inline void prefetch(uintptr_t from, size_t bytes) {
-    for (size_t b = 0; b < bytes; b += 64) {
-        _mm_prefetch(reinterpret_cast<const char *>(from + b), _MM_HINT_T1);
-    }
-}
-
 // Asks for as many bytes, ahead of these.
 inline void prefetch(const void * at, size_t bytes, const reading & after) {
-    prefetch(uintptr_t(after.ahead_of(static_cast<const char *>(at))), bytes);
+    prefetch(after.ahead_of(static_cast<const char *>(at)), bytes);
 }
 
 AVX2 inline __m256i load(const void * from) {

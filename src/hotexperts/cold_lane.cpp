@@ -87,13 +87,6 @@ size_t converted_bytes(const expert_matrix & m) {
     return ggml_row_size(traits_of(m)->vec_dot_type, m.n_in);
 }
 
-// Asks for these bytes, which may lie beyond the matrix: a prefetch never faults.
-void prefetch(const void * from, size_t bytes) {
-    for (size_t b = 0; b < bytes; b += 64) {
-        __builtin_prefetch(reinterpret_cast<const void *>(uintptr_t(from) + b), /*for writing=*/0, /*locality=*/2);
-    }
-}
-
 // What a thread asks for while it waits, a few lines at a time, so that memory is not idle.
 class spare_time {
   public:

@@ -10,7 +10,7 @@
 //   * run() is called by one thread at a time, which works too. It has two phases, gate and up, then down; all wait for the
 //     end of the first, run() for that of the second. Within a phase no two threads write the same bytes.
 //   * Each thread converts the activations that it needs itself: that takes less time than to wait for the others.
-//   * Between runs the workers spin for a while, then sleep; nothing is allocated in run() once the buffers have grown.
+//   * Between runs the workers spin, soon yield now and then, and sleep in the end; nothing is allocated in run() once the buffers have grown.
 #pragma once
 
 #include "ggml.h"

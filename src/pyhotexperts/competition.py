@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyhotexperts.offload import Offload, full_gpu
+
 PROC_STAT = Path("/proc/stat")
 SHORTEST = 0.1  # seconds: the system counts in hundredths
 WORTH_A_WORD = 0.25  # processors
@@ -36,6 +38,11 @@ def times() -> Times | None:
         return Times(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), own.user + own.system)
     except (OSError, ValueError, AttributeError):
         return None
+
+
+def busy_threads(offload: Offload, n_threads: int) -> int:
+    """CPU threads that a model keeps busy while it generates; with everything on the GPU only one."""
+    return 1 if offload == full_gpu() else n_threads
 
 
 def hint(before: Times | None, after: Times | None, n_threads: int) -> str | None:

@@ -8,9 +8,13 @@
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -336,20 +340,62 @@ static void check_overwritten_rows() {
     munmap(unread, unread_bytes);
 }
 
-// Seconds of many small jobs of a team of which most have no processor: those that wait have to leave theirs to the others.
-static double crowded_team() {
-    const int n_threads = int(std::max(64u, 4 * std::thread::hardware_concurrency()));
+// In place of the C library's: counts as well.
+static std::atomic<long> yields{ 0 };
+
+extern "C" int sched_yield() noexcept {
+    yields++;
+    return int(syscall(SYS_sched_yield));
+}
+
+static bool yielded_within_seconds(long before) {
+    for (int i = 0; i < 5000 && yields == before; i++) {
+        usleep(1000);
+    }
+    return yields > before;
+}
+
+// The first thread that reads the activations waits for the others to yield.
+static std::atomic<bool> held{ false };
+static std::atomic<bool> others_yielded{ false };
+
+static void hold_one(int) {
+    if (!held.exchange(true)) {
+        const long before = yields;
+        mprotect(unread, unread_bytes, PROT_READ);
+        others_yielded = yielded_within_seconds(before);
+    }
+}
+
+// Threads that wait leave their processor to those that have none: else a job takes as many of the system's time slices as there
+// are threads too many.
+static void check_waiting_threads_yield() {
     const weights w = make_weights(GGML_TYPE_Q8_0, USUAL.n_embd, USUAL.n_embd);
     const hx::cold_layer layer = { w.matrix, w.matrix, w.matrix };
-    const std::vector<float> x = normal(size_t(USUAL.n_embd));
+    unread_bytes = size_t(USUAL.n_embd) * sizeof(float);
+    unread = static_cast<char *>(mmap(nullptr, unread_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     const hx::cold_row row = { 0, 1 };
-    std::vector<float> out(size_t(USUAL.n_embd));
-    hx::cold_lane lane(n_threads);
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < 300; i++) {
-        lane.run(layer, x.data(), 1, &row, 1, out.data());
+    std::vector<float> out(size_t(USUAL.n_out));
+    hx::cold_lane lane(2);
+    signal(SIGSEGV, hold_one);
+    lane.run(layer, reinterpret_cast<const float *>(unread), 1, &row, 1, out.data());
+    signal(SIGSEGV, SIG_DFL);
+    if (!others_yielded) {
+        printf("threads do not yield while another computes\n");
+        exit(1);
     }
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    bool idle_yields = false;
+    for (int i = 0; i < 20 && !idle_yields; i++) {  // it may sleep before this thread looks
+        lane.run(layer, reinterpret_cast<const float *>(unread), 1, &row, 1, out.data());
+        const long before = yields;
+        usleep(50000);
+        idle_yields = yields > before;
+    }
+    if (!idle_yields) {
+        printf("threads do not yield while there is no job\n");
+        exit(1);
+    }
+    munmap(unread, unread_bytes);
 }
 
 int main(int argc, char ** argv) {
@@ -396,6 +442,7 @@ int main(int argc, char ** argv) {
     }
     check_refusals(three);
     check_overwritten_rows();
+    check_waiting_threads_yield();
     for (const auto dots_of : { hx::avx2_dots, hx::avx512_dots }) {
         printf("%ld", compare_dots(dots_of));
         for (int t = 0; t < GGML_TYPE_COUNT; t++) {
@@ -406,7 +453,6 @@ int main(int argc, char ** argv) {
         printf("\n");
     }
     printf("conversions %ld\n", compare_conversions());
-    printf("crowded %.2f\n", crowded_team());
     printf("ok %d types %ld rows\n", n_types, compared);
     return 0;
 }

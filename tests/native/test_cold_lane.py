@@ -48,14 +48,13 @@ def test_the_cpu_lane_equals_ggml_bit_for_bit(extent: str, sanitizer: str, root:
     env = {**os.environ, **OPTIONS}
     run = subprocess.run([program, extent], capture_output=True, text=True, env=env, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr
-    *types, avx2, avx512, conversions, crowded, last = run.stdout.splitlines()
+    *types, avx2, avx512, conversions, last = run.stdout.splitlines()
     assert set(types) >= (COMMON if extent == "quick" else COMMON | SLOW_TO_QUANTISE)
     word, n_types, _, rows, _ = last.split()
     assert word == "ok"
     assert int(n_types) == len(types)
     assert int(rows) > 3000
     assert int(conversions.split()[1]) == 6000
-    assert sanitizer or float(crowded.split()[1]) < 15  # less than 2 s; 30 and more if threads that wait do not yield
     processor = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     check_kernels(avx2, {"q4_0", "mxfp4", "q4_K", "q5_K", "q8_0"} if "avx2" in processor else set())
     check_kernels(avx512, {"q4_0", "mxfp4", "q4_K", "q5_K", "q6_K", "q8_0"} if "avx512_vnni" in processor else set())

@@ -9,6 +9,7 @@ import pytest
 
 from pyhotexperts import competition
 from pyhotexperts.competition import Times, hint
+from pyhotexperts.offload import cpu_experts, full_gpu
 
 START = Times(10.0, 100.0, 5.0)
 
@@ -72,3 +73,8 @@ def test_what_the_system_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert competition.times() is None
     monkeypatch.setattr(competition, "PROC_STAT", tmp_path / "missing")
     assert competition.times() is None
+
+
+def test_a_model_that_is_wholly_on_the_gpu_keeps_one_thread_busy() -> None:
+    assert competition.busy_threads(full_gpu(), 8) == 1
+    assert competition.busy_threads(cpu_experts(), 8) == 8

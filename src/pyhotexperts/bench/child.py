@@ -119,7 +119,7 @@ def measure(run: Run) -> dict[str, Any]:
             if tokens:
                 seconds, cache[name] = generate(model, tokens)
                 steps += seconds
-        n_busy = 1 if run.mode.name == "full_gpu" else run.n_threads
+        n_busy = competition.busy_threads(model.offload, run.n_threads)
         disturbance = competition.hint(before_timing, competition.times(), n_busy)
         peak = max(peak, vram_used())
         status = model.cache.status
@@ -150,9 +150,9 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))] if ordered else 0.0
 
 
-def spread(values: list[float]) -> float:
-    """Standard deviation, 0 for fewer than two values."""
-    return statistics.stdev(values) if len(values) > 1 else 0.0
+def spread(values: list[float]) -> float | None:
+    """Standard deviation, None for fewer than two values."""
+    return statistics.stdev(values) if len(values) > 1 else None
 
 
 if __name__ == "__main__":

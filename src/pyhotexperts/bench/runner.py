@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +97,7 @@ class Benchmark:
         self._execute = execute
         self._report = report
         self._tried: dict[str, list[Run]] = {}  # all that might win, by key_of
-        self._seconds: dict[str, list[float]] = {}  # of each repetition, by label; what failed took for ever
+        self._seconds: dict[str, list[float]] = {}  # of each repetition, by label; one that failed took for ever
 
     def run(self) -> None:
         """Measure everything: first each mode with its variants, then in turn what is fastest of each mode."""
@@ -125,8 +124,10 @@ class Benchmark:
 
     def _choose(self) -> None:
         """The fastest of each mode so far: a first repetition that was lucky does not last."""
-        for key, runs in self._tried.items():
-            self.outcome.winners[key] = min(runs, key=lambda run: statistics.median(self._seconds[run.label]))
+        self.outcome.winners = {key: self._fastest(runs) for key, runs in self._tried.items()}
+
+    def _fastest(self, runs: list[Run]) -> Run:
+        return min(runs, key=lambda run: statistics.median(self._seconds[run.label]))
 
     # ------------------------------------------------------------ first repetition
 
@@ -134,24 +135,23 @@ class Benchmark:
         """Run the mode with each load mode, then with the best of them and the other numbers of threads."""
         tried = self._try(mode, self._variants(mode, budget))
         if tried and mode != "full_gpu":  # threads do not matter there
-            fastest = min(tried, key=itemgetter(0))[1]
+            fastest = self._fastest(tried)
             tried += self._try(mode, [replace(fastest, n_threads=t) for t in self.options.threads[1:]])
         if tried:
-            self._tried[key_of(mode, budget)] = [run for _, run in tried]
-            for seconds, run in tried:
-                self._seconds.setdefault(run.label, []).append(seconds)
+            self._tried[key_of(mode, budget)] = tried
             self._choose()
 
-    def _try(self, mode: Mode | str, runs: list[Run]) -> list[tuple[float, Run]]:
-        """Measure the runs; seconds and run of those that did not fail."""
-        done: list[tuple[float, Run]] = []
+    def _try(self, mode: Mode | str, runs: list[Run]) -> list[Run]:
+        """Measure the runs; those that did not fail."""
+        done: list[Run] = []
         for run in runs:
             if mode == "hot_experts":
-                result = self._fitted(replace(run, mode=done[-1][1].mode) if done else run)
+                result = self._fitted(replace(run, mode=done[-1].mode) if done else run)
             else:
                 result = self._measure(run)
             if result is not None:
-                done.append((_seconds_of(result), self.outcome.measured[-1][0]))
+                done.append(self.outcome.measured[-1][0])
+                self._seconds.setdefault(done[-1].label, []).append(_seconds_of(result))
         return done
 
     def _variants(self, mode: Mode | str, budget: int | None) -> list[Run]:

@@ -156,11 +156,12 @@ def _median_of(group: list[Measured], part: str, name: str) -> float | None:
 
 def _speed(n_tokens: int, seconds: list[float]) -> Row:
     speeds = [n_tokens / s for s in seconds]
+    deviation = spread(seconds)
     return {
         "avg_ns": round(1e9 * statistics.mean(seconds)),
-        "stddev_ns": None if len(seconds) == 1 else round(1e9 * spread(seconds)),
+        "stddev_ns": None if deviation is None else round(1e9 * deviation),
         "avg_ts": statistics.mean(speeds),
-        "stddev_ts": None if len(seconds) == 1 else spread(speeds),
+        "stddev_ts": spread(speeds),
         "median_ts": statistics.median(speeds),
         "min_ts": min(speeds),
         "max_ts": max(speeds),

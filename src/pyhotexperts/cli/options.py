@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pyhotexperts import hub, machine
+from pyhotexperts import competition, hub, machine
 from pyhotexperts.errors import ConfigError
 from pyhotexperts.model import FLASH_ATTN, Model, kv_types
 from pyhotexperts.offload import (
@@ -558,8 +558,8 @@ def load_model(arguments: argparse.Namespace, **more: Any) -> Model:
 
 
 def busy_threads(model: Model, arguments: argparse.Namespace) -> int:
-    """CPU threads that a model keeps busy while it generates; with everything on the GPU only one."""
-    return 1 if model.offload == full_gpu() else arguments.threads or machine.default_threads()
+    """CPU threads that a model keeps busy while it generates."""
+    return competition.busy_threads(model.offload, arguments.threads or machine.default_threads())
 
 
 def sum_of(biases: list[tuple[int, float]]) -> dict[int, float]:
